@@ -1,0 +1,199 @@
+"""Decoupled convolution and linear map: norms, a plain convolution with prepared filters, and the epilogue."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperball import angular as angular_table
+from hyperball import radial as radial_table
+from hyperball.kernels import epilogue
+from hyperball.kernels.norms import inverse, norm, patch_norm
+from hyperball.kernels.window import Window
+from hyperball.rows import AnyValue, Value, map_scalars
+
+CONVOLUTIONS: dict[tuple[int, bool], Any] = {
+    (1, False): F.conv1d, (2, False): F.conv2d, (3, False): F.conv3d,
+    (1, True): F.conv_transpose1d, (2, True): F.conv_transpose2d, (3, True): F.conv_transpose3d,
+}  # fmt: skip
+
+
+@dataclass(frozen=True, eq=False)
+class Operator:
+    """Which decoupled operator: `magnitude` is given the patch norms, since a radius may be relative to them."""
+
+    magnitude: Callable[[Tensor | None], AnyValue]
+    angular: Value
+    weighting: str
+    needs_norm: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Filters:
+    """What the plain convolution runs on, and the per-channel numbers that the epilogue needs beside it."""
+
+    weight: Tensor
+    length: Tensor
+    factor: Tensor | None = None
+    stretch: Tensor | None = None
+
+
+def prepare(weight: Tensor, length: Tensor, operator: Operator, magnitude: AnyValue) -> Filters:
+    """Filters for the weighting, given the filter lengths (same rank as `weight`); per-channel numbers are 1-d.
+
+    With cosine the factor is folded into the filter: none ŵ, linear w, joint w with u = n·m, split ŵ·h(m)/alpha.
+    """
+    cosine = angular_table.is_cosine(operator.angular)
+    m = length.flatten()
+    if operator.weighting in ("linear", "joint") and cosine:
+        return Filters(weight, m, stretch=m if operator.weighting == "joint" else None)
+    unit = weight.to(length.dtype) * inverse(length)
+    if operator.weighting == "none":
+        return Filters(unit.to(weight.dtype), m)
+    factor = m
+    if operator.weighting == "split":
+        factor = m * radial_table.gain(radial_table.unit_alpha(magnitude), m)
+    if cosine:
+        return Filters((unit * factor.reshape(length.shape)).to(weight.dtype), factor)
+    return Filters(unit.to(weight.dtype), m, factor, m if operator.weighting == "joint" else None)
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, operator: Operator) -> Tensor:
+    """The decoupled convolution of x [batch, channels, *spatial]."""
+    in_half = runs_in_half(x)
+    with full_precision(x):
+        n = patch_norm(x, window) if operator.needs_norm else None
+        magnitude = operator.magnitude(n)
+        filters, view_back = _filters(weight, window, operator, magnitude)
+        lift = overflow_guard(n, filters) if in_half else None
+    plain = view_back(filters.weight if lift is None else (filters.weight / lift).to(weight.dtype))
+    y = plain_convolution(x, plain, window)
+    with full_precision(x):
+        return _finish(y, n, filters, lift, magnitude, operator, bias, window.groups)
+
+
+def _filters(
+    weight: Tensor, window: Window, operator: Operator, magnitude: AnyValue
+) -> tuple[Filters, Callable[[Tensor], Tensor]]:
+    """Prepared filters with output channels first, and the way back to the layout of `weight`."""
+    if not window.transposed:
+        return prepare(weight, norm(weight, tuple(range(1, weight.dim()))), operator, magnitude), lambda w: w
+    first = weight.unflatten(0, (window.groups, -1)).transpose(1, 2).flatten(0, 1)
+    filters = prepare(first, norm(first, tuple(range(1, first.dim()))), operator, magnitude)
+    return filters, lambda w: w.unflatten(0, (window.groups, -1)).transpose(1, 2).flatten(0, 1)
+
+
+def plain_convolution(x: Tensor, weight: Tensor, window: Window) -> Tensor:
+    """torch's convolution over the window; unequal padding before and after is padded explicitly."""
+    convolution = CONVOLUTIONS[window.dims, window.transposed]
+    if window.transposed:
+        padding = tuple(before for before, _ in window.padding)
+        return convolution(
+            x, weight, None, window.stride, padding, window.output_padding, window.groups, window.dilation
+        )
+    if any(before != after for before, after in window.padding):
+        x = F.pad(x, [width for pair in reversed(window.padding) for width in pair])
+        return convolution(x, weight, None, window.stride, 0, window.dilation, window.groups)
+    padding = tuple(before for before, _ in window.padding)
+    return convolution(x, weight, None, window.stride, padding, window.dilation, window.groups)
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, operator: Operator) -> Tensor:
+    """The decoupled linear map of x [..., features]."""
+    in_half = runs_in_half(x)
+    with full_precision(x):
+        n = norm(x, (-1,)) if operator.needs_norm else None
+        magnitude = operator.magnitude(n)
+        filters = prepare(weight, norm(weight, (1,)), operator, magnitude)
+        lift = overflow_guard(n, filters) if in_half else None
+    y = F.linear(x, filters.weight if lift is None else (filters.weight / lift).to(weight.dtype))
+    with full_precision(x):
+        if n is None:
+            return _add_bias(_constant_gain(y, magnitude), bias)
+        out = epilogue.apply(_terms(y, n, filters, lift, magnitude, operator, lambda p: p))
+        return _add_bias(out, bias)
+
+
+def _finish(
+    y: Tensor, n: Tensor | None, filters: Filters, lift: Tensor | None, magnitude: AnyValue, operator: Operator,
+    bias: Tensor | None, groups: int,
+) -> Tensor:  # fmt: skip
+    """Epilogue and bias on a convolution's output, seen with its channels last where its memory is laid out so."""
+    spatial = y.dim() - 2
+    if bias is not None:
+        bias = bias.reshape(-1, *(1,) * spatial)
+    if n is None:
+        return _add_bias(_constant_gain(y, magnitude, spatial), bias)
+    channels_last = spatial > 0 and y.stride(1) == 1 and y.shape[1] > 1
+    channel_dims = 1 if groups == 1 else 2
+
+    def seen(t: Tensor) -> Tensor:
+        return t.movedim(tuple(range(1, channel_dims + 1)), tuple(range(-channel_dims, 0))) if channels_last else t
+
+    def per_channel(p: Tensor) -> Tensor:
+        if p.numel() == 1 and p.dim() == 0:
+            return p
+        p = p if groups == 1 else p.unflatten(0, (groups, -1))
+        return p if channels_last else p.reshape(*p.shape, *(1,) * spatial)
+
+    grouped = y if groups == 1 else y.unflatten(1, (groups, -1))
+    norms = n if groups == 1 else n.unsqueeze(2)
+    out = epilogue.apply(_terms(seen(grouped), seen(norms), filters, lift, magnitude, operator, per_channel))
+    if channels_last:
+        out = out.movedim(tuple(range(-channel_dims, 0)), tuple(range(1, channel_dims + 1)))
+    return _add_bias(out if groups == 1 else out.flatten(1, 2), bias)
+
+
+def _terms(
+    y: Tensor, n: Tensor, filters: Filters, lift: Tensor | None, magnitude: AnyValue, operator: Operator,
+    per_channel: Callable[[Tensor], Tensor],
+) -> epilogue.Terms:  # fmt: skip
+    def shaped(p: Tensor | None) -> Tensor | None:
+        return None if p is None else per_channel(p.to(n.dtype))
+
+    def of_value(value: AnyValue) -> AnyValue:
+        return map_scalars(value, lambda item: shaped(item) if isinstance(item, Tensor) else item)
+
+    angular = of_value(operator.angular)
+    assert isinstance(angular, Value)
+    return epilogue.Terms(y, n, shaped(filters.factor), shaped(filters.stretch), lift, of_value(magnitude), angular)
+
+
+def _constant_gain(y: Tensor, magnitude: AnyValue, spatial: int = 0) -> Tensor:
+    """y·alpha: a linear magnitude with cosine needs no norm."""
+    total: Any = sum((term.parameters["alpha"] for term in magnitude.terms), start=0.0)
+    if isinstance(total, Tensor):
+        shaped = total.reshape(-1, *(1,) * spatial) if total.dim() else total
+        return (y * shaped).to(y.dtype)
+    return y if total == 1.0 else y * total
+
+
+def _add_bias(out: Tensor, bias: Tensor | None) -> Tensor:
+    return out if bias is None else out + bias.to(out.dtype)
+
+
+def runs_in_half(x: Tensor) -> bool:
+    """Whether the convolution will run in float16, by its dtype or by autocast."""
+    autocast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
+    return (torch.get_autocast_dtype(x.device.type) if autocast else x.dtype) == torch.float16
+
+
+def overflow_guard(n: Tensor | None, filters: Filters) -> Tensor | None:
+    """A power of two that keeps |y| <= n·m within float16; 1 as a rule."""
+    if n is None or n.numel() == 0:
+        return None
+    bound = n.detach().amax() * filters.length.detach().amax().clamp(min=1.0)
+    return torch.exp2(bound.clamp(min=1.0).log2().ceil().sub(15.0).clamp(min=0.0))
+
+
+def full_precision(x: Tensor) -> contextlib.AbstractContextManager[object]:
+    """Autocast switched off, so that norms and the epilogue stay in float32."""
+    if torch.is_autocast_enabled(x.device.type):
+        return torch.autocast(x.device.type, enabled=False)
+    return contextlib.nullcontext()

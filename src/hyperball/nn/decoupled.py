@@ -1,0 +1,208 @@
+"""Decoupled layers: torch's layers with a magnitude, an angular function and a weighting."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyperball import angular as angular_table
+from hyperball import radial as radial_table
+from hyperball.functional.decoupled import (
+    Angular,
+    Magnitude,
+    batched,
+    check_eps,
+    check_weighting,
+    needs_norm,
+    run_convolution,
+)
+from hyperball.functional.windows import convolution_window, transposed_window
+from hyperball.kernels import decoupled as kernel
+from hyperball.kernels.decoupled import Operator
+from hyperball.kernels.norms import inverse, norm
+from hyperball.kernels.window import Window
+from hyperball.nn.learned import LearnedValue
+from hyperball.rows import Value
+
+
+class Decoupled(nn.Module):
+    """What all decoupled layers share: the operator and its parameters.
+
+    A magnitude's text may say `learn`, `per="channel" | "layer"`, `relative=True | False` beside its parameters;
+    a radius is by default learned, per channel and relative to the mean patch norm.
+    """
+
+    weight: Tensor
+    bias: Any
+    magnitude: LearnedValue
+    angular: LearnedValue
+
+    def _set_operator(
+        self, magnitude: Magnitude, angular: Angular, weighting: str, eps: float, channels: int, device: Any, dtype: Any
+    ) -> None:
+        check_eps(eps)
+        h, g = radial_table.parse(magnitude), angular_table.parse(angular)
+        check_weighting(weighting, h)
+        patch_size = self.weight.numel() // channels
+        self.weighting = weighting
+        self.eps = eps
+        self.magnitude = LearnedValue(h, channels, patch_size, eps, device, dtype)
+        self.angular = LearnedValue(g, channels, patch_size, eps, device, dtype)
+        self._needs_norm = needs_norm(h, g, weighting)
+
+    @property
+    def operator(self) -> Operator:
+        """The operator with its present parameters."""
+        angular = self.angular()
+        assert isinstance(angular, Value)
+        return Operator(self.magnitude, angular, self.weighting, self._needs_norm)
+
+    @property
+    def radius(self) -> Tensor | None:
+        """The radius that evaluation uses, one value or one per channel; None where the magnitude has none."""
+        return self.magnitude.current("rho")
+
+    def filters(self) -> Tensor:
+        """The raw weight with output channels first, [out, in/groups, *kernel]."""
+        return self.weight
+
+    def _operator_repr(self) -> str:
+        text = f"magnitude={str(self.magnitude.value)!r}, angular={str(self.angular.value)!r}"
+        return f"{text}, weighting={self.weighting!r}"
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.extra_repr()}, {self._operator_repr()})"
+
+
+class DecoupledLinear(Decoupled, nn.Linear):
+    """f_o = h(‖x‖)·g(cos(x, w_o)), with nn.Linear's arguments (bias=False by default).
+
+    >>> import torch, hyperball as hb
+    >>> hb.nn.DecoupledLinear(8, 4, magnitude="ball")(torch.randn(2, 8)).shape
+    torch.Size([2, 4])
+    """
+
+    def __init__(
+        self, in_features: int, out_features: int, bias: bool = False, device: Any = None, dtype: Any = None, *,
+        magnitude: Magnitude = "tanh", angular: Angular = "cosine", weighting: str = "none", eps: float = 1e-4,
+    ) -> None:  # fmt: skip
+        super().__init__(in_features, out_features, bias, device=device, dtype=dtype)
+        self._set_operator(magnitude, angular, weighting, eps, out_features, device, dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if input.dim() < 1 or input.shape[-1] != self.in_features:
+            raise ValueError(f"`input` must end in {self.in_features} features, got shape {tuple(input.shape)}")
+        return kernel.linear(input, self.weight, self.bias, self.operator)
+
+
+class DecoupledConvNd(Decoupled):
+    """Decoupled convolutions of any dimension, over nn.ConvNd, whose arguments come first (bias=False by default)."""
+
+    stride: tuple[int, ...]
+    padding: str | tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    padding_mode: Any
+    _reversed_padding_repeated_twice: list[int]
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1, padding: Any = 0,
+        dilation: Any = 1, groups: int = 1, bias: bool = False, padding_mode: str = "zeros", device: Any = None,
+        dtype: Any = None, *, magnitude: Magnitude = "tanh", angular: Angular = "cosine", weighting: str = "none",
+        eps: float = 1e-4,
+    ) -> None:  # fmt: skip
+        arguments: Any = (in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode)
+        super().__init__(*arguments, device=device, dtype=dtype)
+        self._set_operator(magnitude, angular, weighting, eps, out_channels, device, dtype)
+
+    def padded(self, input: Tensor) -> tuple[Tensor, Window]:
+        """The input, batched and padded by a padding mode other than zeros, and the window over it."""
+        dims = self.weight.dim() - 2
+        x, padding = batched(input, dims), self.padding
+        if self.padding_mode != "zeros":
+            x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0,) * dims
+        return x, convolution_window(dims, x.shape, self.weight, self.stride, padding, self.dilation, self.groups)
+
+    def forward(self, input: Tensor) -> Tensor:
+        x, window = self.padded(input)
+        out = kernel.convolve(x, self.weight, self.bias, window, self.operator)
+        return out if input.dim() == x.dim() else out.squeeze(0)
+
+
+class DecoupledConv1d(DecoupledConvNd, nn.Conv1d):
+    """A decoupled convolution with nn.Conv1d's arguments, then magnitude, angular function and weighting."""
+
+
+class DecoupledConv2d(DecoupledConvNd, nn.Conv2d):
+    """A decoupled convolution with nn.Conv2d's arguments, then magnitude, angular function and weighting.
+
+    >>> import torch, hyperball as hb
+    >>> layer = hb.nn.DecoupledConv2d(3, 16, 3, padding=1, magnitude="tanh", angular="square_cosine")
+    >>> layer(torch.randn(2, 3, 8, 8)).shape
+    torch.Size([2, 16, 8, 8])
+    """
+
+
+class DecoupledConv3d(DecoupledConvNd, nn.Conv3d):
+    """A decoupled convolution with nn.Conv3d's arguments, then magnitude, angular function and weighting."""
+
+
+class DecoupledConvTransposeNd(Decoupled):
+    """Decoupled transposed convolutions of any dimension, over nn.ConvTransposeNd, whose arguments come first.
+
+    n is the norm of the inputs that contribute to an output position, m that of the whole filter, all taps.
+    """
+
+    kernel_size: tuple[int, ...]
+    stride: tuple[int, ...]
+    padding: Any
+    dilation: tuple[int, ...]
+    groups: int
+
+    def __init__(
+        self, in_channels: int, out_channels: int, kernel_size: Any, stride: Any = 1, padding: Any = 0,
+        output_padding: Any = 0, groups: int = 1, bias: bool = False, dilation: Any = 1, padding_mode: str = "zeros",
+        device: Any = None, dtype: Any = None, *, magnitude: Magnitude = "tanh", angular: Angular = "cosine",
+        weighting: str = "none", eps: float = 1e-4,
+    ) -> None:  # fmt: skip
+        geometry: Any = (in_channels, out_channels, kernel_size, stride, padding, output_padding, groups)
+        super().__init__(*geometry, bias, dilation, padding_mode, device=device, dtype=dtype)
+        self._set_operator(magnitude, angular, weighting, eps, out_channels, device, dtype)
+
+    def filters(self) -> Tensor:
+        return self.weight.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1)
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        dims = self.weight.dim() - 2
+        settle: Any = self._output_padding
+        extra = settle(input, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
+        shape = batched(input, dims).shape
+        window = transposed_window(
+            dims, shape, self.weight, self.stride, self.padding, extra, self.groups, self.dilation
+        )
+        return run_convolution(dims, input, self.weight, self.bias, window, self.operator)
+
+
+class DecoupledConvTranspose1d(DecoupledConvTransposeNd, nn.ConvTranspose1d):
+    """A decoupled transposed convolution with nn.ConvTranspose1d's arguments."""
+
+
+class DecoupledConvTranspose2d(DecoupledConvTransposeNd, nn.ConvTranspose2d):
+    """A decoupled transposed convolution with nn.ConvTranspose2d's arguments."""
+
+
+class DecoupledConvTranspose3d(DecoupledConvTransposeNd, nn.ConvTranspose3d):
+    """A decoupled transposed convolution with nn.ConvTranspose3d's arguments."""
+
+
+class NormalizedLinear(nn.Linear):
+    """The weight-normalized softmax layer: logits ŵᵀx, without bias or scale."""
+
+    def __init__(self, in_features: int, out_features: int, device: Any = None, dtype: Any = None) -> None:
+        super().__init__(in_features, out_features, bias=False, device=device, dtype=dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        unit = self.weight * inverse(norm(self.weight, (1,))).to(self.weight.dtype)
+        return F.linear(input, unit)

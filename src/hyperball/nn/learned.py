@@ -1,0 +1,190 @@
+"""The parameters of a row as a module: what is learned, per channel or per layer, and relative radii."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyperball.kernels.norms import mean_length
+from hyperball.rows import AnyValue, Row, Sum, Value, fill, require_positive
+
+FLOOR = 1e-4  # a relative radius is (ratio² + FLOOR) mean norms
+MOMENTUM = 0.999
+LEARNED_BY_DEFAULT = ("rho", "slopes")
+
+
+def _softplus_inverse(y: Tensor) -> Tensor:
+    y = y.clamp(min=1e-6)
+    return y + torch.log(-torch.expm1(-y))
+
+
+def _raw_and_map(row: Row, key: str) -> tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor]]:
+    """How a learned parameter is stored, and how it is read: exp where it must be positive, softplus above a bound."""
+    if key in row.positive:
+        return torch.log, torch.exp
+    if key in row.at_least:
+        least = row.at_least[key]
+        return lambda v: _softplus_inverse(v - least), lambda raw: least + F.softplus(raw)
+    if key == "shape":
+        return lambda v: _softplus_inverse(2.0 - v), lambda raw: 2.0 - F.softplus(raw)
+    return lambda v: v, lambda raw: raw
+
+
+class LearnedValue(nn.Module):
+    """A radial or angular value whose parameters may be learned; called with the patch norms, it gives the value.
+
+    A relative radius is rho = (ratio² + 1e-4)·mean(sqrt(n² + eps)): the batch's mean in training, through which
+    gradients flow, and a running mean, kept in float32 and averaged over ranks, in evaluation.
+    """
+
+    running_length: Tensor
+    batches: Tensor
+
+    def __init__(
+        self, value: AnyValue, channels: int, patch_size: int, eps: float, device: Any = None, dtype: Any = None
+    ) -> None:
+        super().__init__()
+        filled = fill(value, eps=eps)
+        require_positive(filled)
+        self.value = filled
+        self.eps = eps
+        self.channels = channels
+        self._stored: dict[tuple[int, str], str] = {}
+        for index, term in enumerate(filled.terms):
+            for key in term.parameters:
+                self._store(index, term, key, {"device": device, "dtype": dtype})
+        self.value = _without_tensors(filled)
+        if self.is_relative:
+            start = torch.full((), math.sqrt(patch_size), device=device, dtype=torch.float32)
+            self.register_buffer("running_length", start)
+            self.register_buffer("batches", torch.zeros((), device=device, dtype=torch.long))
+
+    def _store(self, index: int, term: Value, key: str, factory: dict[str, Any]) -> None:
+        """Make a parameter of what is learned, and a buffer of what is a fixed tensor; numbers stay numbers."""
+        held = term.parameters[key]
+        learned = key != "eps" and term.options.get(f"learn_{key}", key in LEARNED_BY_DEFAULT)
+        if not learned and not isinstance(held, Tensor):
+            return
+        start = self._start(term, key, learned, factory)
+        name = ("ratio" if _relative(term, key) else f"raw_{key}") + (f"_{index}" if len(self.value.terms) > 1 else "")
+        if learned:
+            self.register_parameter(name, nn.Parameter(start))
+        else:
+            self.register_buffer(name, start)
+        self._stored[index, key] = name
+
+    def _start(self, term: Value, key: str, learned: bool, factory: dict[str, Any]) -> Tensor:
+        held = term.parameters[key]
+        if key == "shape" and learned and not bool((torch.as_tensor(held) < 2).all()):
+            raise ValueError(f"`shape` must be < 2 to be learned, got {held}")
+        if isinstance(held, tuple):
+            start = torch.tensor([float(item) for item in held], **factory)
+        elif isinstance(held, Tensor) and held.dim():
+            if tuple(held.shape) not in ((1,), (self.channels,)) or term.options.get("per") == "layer":
+                raise ValueError(
+                    f"`{key}` of {term.name} must have {self.channels} values per channel, got {tuple(held.shape)}"
+                )
+            start = held.detach().clone().to(**factory).expand(self.channels).contiguous()
+        else:
+            size = () if not learned or term.options.get("per") == "layer" else (self.channels,)
+            start = torch.full(size, float(held), **factory)
+        if _relative(term, key):
+            return start.sqrt()
+        return _raw_and_map(term.row, key)[0](start)
+
+    @property
+    def is_relative(self) -> bool:
+        """Whether any radius is in units of the mean patch norm."""
+        return any("rho" in term.parameters and _relative(term, "rho") for term in self.value.terms)
+
+    def forward(self, norm: Tensor | None = None) -> AnyValue:
+        """The value with its present parameters; in training this also updates the running mean."""
+        unit = self._unit(norm) if self.is_relative else None
+        terms = tuple(
+            Value(term.row, {key: self._present(index, term, key, unit) for key in term.parameters}, term.options)
+            for index, term in enumerate(self.value.terms)
+        )
+        return Sum(terms) if isinstance(self.value, Sum) else terms[0]
+
+    def _present(self, index: int, term: Value, key: str, unit: Tensor | None) -> Any:
+        name = self._stored.get((index, key))
+        if _relative(term, key):
+            assert unit is not None
+            ratio: Any = term.parameters[key] if name is None else getattr(self, name).to(unit.dtype).square()
+            return (ratio + FLOOR) * unit
+        if name is None:
+            return term.parameters[key]
+        present = _raw_and_map(term.row, key)[1](getattr(self, name))
+        return tuple(present.unbind(0)) if isinstance(term.row.parameters[key], tuple) else present
+
+    def _unit(self, norm: Tensor | None) -> Tensor:
+        if not self.training or norm is None or norm.numel() == 0:
+            return self.running_length
+        unit = mean_length(norm, self.eps)
+        self._track(unit.detach())
+        return unit
+
+    @torch.no_grad()
+    def _track(self, unit: Tensor) -> None:
+        """running ← running + w·(unit − running), w = max(1 − 0.999, 1/batches): a plain mean at first."""
+        unit = _average_over_ranks(unit.to(self.running_length.dtype))
+        self.batches.add_(1)
+        weight = (1.0 / self.batches).clamp(min=1.0 - MOMENTUM).to(self.running_length.dtype)
+        self.running_length.lerp_(unit, weight)
+
+    def current(self, key: str) -> Tensor | None:
+        """The present value of one parameter (of the first term that has it), as evaluation would use it."""
+        unit = self.running_length if self.is_relative else None
+        for index, term in enumerate(self.value.terms):
+            if key in term.parameters:
+                present = self._present(index, term, key, unit)
+                return torch.stack(present) if isinstance(present, tuple) else torch.as_tensor(present)
+        return None
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> LearnedValue:
+        """Move or cast; a running mean in half precision would never move, so it stays at least float32."""
+        before = self._buffers.get("running_length")
+        super()._apply(fn, recurse)
+        if before is not None and self.running_length.element_size() < 4:
+            self.running_length = before.to(self.running_length.device)
+        return self
+
+    def _load_from_state_dict(
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, *rest: Any
+    ) -> None:
+        """A plain layer's state has no entries for a row: what is missing keeps its initial value."""
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, [], *rest)
+
+    def extra_repr(self) -> str:
+        return str(self.value)
+
+
+def _relative(term: Value, key: str) -> bool:
+    return key == "rho" and bool(term.options.get("relative", True))
+
+
+def _without_tensors(value: AnyValue) -> AnyValue:
+    """The value with defaults in place of tensors, which live on as parameters or buffers."""
+    terms = tuple(
+        term.with_parameters(**{k: term.row.parameters[k] for k, v in term.parameters.items() if _holds_tensor(v)})
+        for term in value.terms
+    )
+    return Sum(terms) if isinstance(value, Sum) else terms[0]
+
+
+def _holds_tensor(held: Any) -> bool:
+    return any(isinstance(item, Tensor) for item in (held if isinstance(held, tuple) else (held,)))
+
+
+def _average_over_ranks(unit: Tensor) -> Tensor:
+    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
+        return unit
+    unit = unit.clone()
+    torch.distributed.all_reduce(unit)
+    return unit / torch.distributed.get_world_size()
