@@ -21,7 +21,7 @@ TINY = 1e-30
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Angular(Row):
-    """A row of the angular table: g(c), its derivative, and dg/dparameter."""
+    """A row of the angular table: g(c), its derivative slope(c, g), given g, and dg/dparameter."""
 
     g: Callable[..., Tensor] | None = None
     slope: Callable[..., Tensor] | None = None
@@ -59,7 +59,7 @@ def linear_g(c: Tensor, eps: float) -> Tensor:
     return arcsine(c) * (2.0 / math.pi)
 
 
-def linear_slope(c: Tensor, eps: float) -> Tensor:
+def linear_slope(c: Tensor, g: Tensor, eps: float) -> Tensor:
     """g' = (2/π)/sqrt(1 - c²)."""
     return arcsine_slope(c, eps) * (2.0 / math.pi)
 
@@ -73,10 +73,10 @@ def sigmoid_g(c: Tensor, k: Scalar, eps: float) -> Tensor:
     return torch.tanh(arcsine(c) / (2.0 * k)) / _tanh(math.pi / (4.0 * k))
 
 
-def sigmoid_slope(c: Tensor, k: Scalar, eps: float) -> Tensor:
-    """g' = (1 - tanh²(u))/(2k·tanh(π/4k)·sqrt(1 - c²))."""
-    sech = 1.0 - torch.tanh(arcsine(c) / (2.0 * k)).square()
-    return sech * arcsine_slope(c, eps) / (2.0 * k * _tanh(math.pi / (4.0 * k)))
+def sigmoid_slope(c: Tensor, g: Tensor, k: Scalar, eps: float) -> Tensor:
+    """g' = (1 - tanh²(u))/(2k·D·sqrt(1 - c²)), where D = tanh(π/4k) and tanh(u) = D·g."""
+    bound = _tanh(math.pi / (4.0 * k))
+    return (1.0 - (g * bound).square()) * arcsine_slope(c, eps) * (1.0 / (2.0 * k * bound))
 
 
 def sigmoid_k_partial(c: Tensor, k: Scalar, eps: float) -> Tensor:
@@ -96,7 +96,7 @@ def power_g(c: Tensor, b: Scalar) -> Tensor:
     return c * c.abs().clamp(min=TINY) ** (b - 1.0)
 
 
-def power_slope(c: Tensor, b: Scalar) -> Tensor:
+def power_slope(c: Tensor, g: Tensor, b: Scalar) -> Tensor:
     """g' = b·|c|^(b-1)."""
     return b * c.abs().clamp(min=TINY) ** (b - 1.0)
 
@@ -122,7 +122,7 @@ def piecewise_g(c: Tensor, slopes: tuple[Scalar, ...]) -> Tensor:
     return total
 
 
-def piecewise_slope(c: Tensor, slopes: tuple[Scalar, ...]) -> Tensor:
+def piecewise_slope(c: Tensor, g: Tensor, slopes: tuple[Scalar, ...]) -> Tensor:
     """g' = the slope of the piece that holds c."""
     one = torch.ones_like(c)
     slope = one * slopes[0]
@@ -139,12 +139,12 @@ def piecewise_slope_partial(c: Tensor, index: int, slopes: tuple[Scalar, ...]) -
 
 def _rows() -> Iterator[Angular]:
     yield Angular("linear", "1 − 2θ/π", {"eps": None}, g=linear_g, slope=linear_slope)
-    yield Angular("cosine", "c", {}, g=lambda c: c, slope=torch.ones_like)
+    yield Angular("cosine", "c", {}, g=lambda c: c, slope=lambda c, g: torch.ones_like(c))
     yield Angular(
         "sigmoid", "tanh(asin(c)/2k)/tanh(π/4k)", {"k": 0.3, "eps": None}, ("k",), g=sigmoid_g, slope=sigmoid_slope,
         partials={"k": sigmoid_k_partial},
     )  # fmt: skip
-    yield Angular("square_cosine", "c·|c|", {}, g=square_cosine_g, slope=lambda c: 2.0 * c.abs())
+    yield Angular("square_cosine", "c·|c|", {}, g=square_cosine_g, slope=lambda c, g: 2.0 * c.abs())
     yield Angular(
         "power",
         "sign(c)·|c|^b",
@@ -155,7 +155,9 @@ def _rows() -> Iterator[Angular]:
         slope=power_slope,
         partials={"b": power_b_partial},
     )
-    yield Angular("rectified_cosine", "max(0, c)", {}, g=torch.relu, slope=lambda c: (c > 0).to(c.dtype), smooth=False)
+    yield Angular(
+        "rectified_cosine", "max(0, c)", {}, g=torch.relu, slope=lambda c, g: (c > 0).to(c.dtype), smooth=False
+    )
     yield Angular(
         "piecewise", "G(c), monotone and piecewise linear, learned", {"slopes": (1.0,) * 8}, (), {"slopes": 0.0},
         g=piecewise_g, slope=piecewise_slope, partials={"slopes": piecewise_slope_partial}, smooth=False,
@@ -208,9 +210,9 @@ def g(value: Value, c: Tensor) -> Tensor:
     return value.row.g(c, **value.parameters)
 
 
-def slope(value: Value, c: Tensor) -> Tensor:
-    """g'(c) of a value."""
-    return value.row.slope(c, **value.parameters)
+def slope(value: Value, c: Tensor, g: Tensor) -> Tensor:
+    """g'(c) of a value, given g(c)."""
+    return value.row.slope(c, g, **value.parameters)
 
 
 def partials(value: Value, c: Tensor) -> Iterator[Callable[[], Tensor]]:

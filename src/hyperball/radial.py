@@ -19,7 +19,8 @@ from torch import Tensor
 
 from hyperball.rows import AnyValue, Row, Scalar, Sum, Table, Value
 
-TINY = 1e-20  # lengths below it, in units of the radius, count as zero
+TINY = 1e-20  # a length below it, where 1 is the unit, counts as zero
+FLOOR = 1e-30  # a length below it counts as zero in any unit
 SHAPE_LIMIT = 1e15  # stands for an infinite shape: (1 + q/b)^(-b/2) equals exp(-q/2) to rounding
 
 
@@ -27,12 +28,14 @@ SHAPE_LIMIT = 1e15  # stands for an infinite shape: (1 + q/b)^(-b/2) equals exp(
 class Radial(Row):
     """A row of the radial table.
 
-    gain(n, **parameters) is s(n); curvature(n, s, **parameters) is h'(n), given s; partials hold ds/dparameter.
-    `degree` is k in h(a·n, a·rho) = a^k h(n, rho), from which the radius derivative follows.
+    gain(n, **parameters) is s(n); curvature(n, s, **parameters) is h'(n), given s, or `both` gives the two at once;
+    partials hold ds/dparameter.
+    `degree` is k, 0 or 1, in h(a·n, a·rho) = a^k h(n, rho), from which the radius derivative follows.
     """
 
     gain: Callable[..., Tensor] | None = None
     curvature: Callable[..., Tensor] | None = None
+    both: Callable[..., tuple[Tensor, Tensor]] | None = None
     phi: Callable[..., Tensor] | None = None
     partials: Mapping[str, Callable[..., Tensor]] | None = None
     degree: int = 0
@@ -44,7 +47,16 @@ class Radial(Row):
 
     @property
     def composed(self) -> bool:
-        return self.curvature is None
+        return self.curvature is None and self.both is None
+
+    def gain_and_curvature(self, n: Tensor, **parameters: Any) -> tuple[Tensor, Tensor]:
+        """s(n) and h'(n)."""
+        if self.both is not None:
+            return self.both(n, **parameters)
+        assert self.gain is not None
+        assert self.curvature is not None
+        s = self.gain(n, **parameters)
+        return s, self.curvature(n, s, **parameters)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _row, (self.name,)
@@ -58,15 +70,27 @@ def _row(name: str) -> Row:
     return TABLE[name]
 
 
+def times(x: Tensor, factor: Scalar) -> Tensor:
+    """x·factor, and x itself for the number 1."""
+    return x if isinstance(factor, float) and factor == 1.0 else x * factor
+
+
 def hypotenuse(a: Tensor, b: Scalar) -> Tensor:
     """sqrt(a² + b²) without overflow, for b >= 0; at least 1e-20."""
     longest = a.clamp(min=b).clamp(min=TINY)
     return longest * ((a / longest).square() + (b / longest).square()).sqrt()
 
 
-def log_one_plus_square(r: Tensor) -> Tensor:
-    """log(1 + r²) for r >= 0, also where r² overflows."""
-    return torch.where(r > 1e8, 2.0 * r.clamp(min=1.0).log(), r.clamp(max=1e9).square().log1p())
+def log_one_plus_square(r: Tensor) -> tuple[Tensor, Tensor]:
+    """log(1 + r²) and r²/(1 + r²) for r >= 0, accurate near 0 and where r² overflows.
+
+    log(1 + x) is log(w) + (x - (w - 1))/w with w = 1 + x rounded: the same as log1p, and faster on a CPU.
+    """
+    bounded = r.clamp(max=1e18)
+    x = bounded.square()
+    w = 1.0 + x
+    beyond = (r / bounded.clamp(min=1.0)).clamp(min=1.0).log()
+    return torch.add(w.log() + (x - (w - 1.0)) / w, beyond, alpha=2.0), x / w
 
 
 def log1p_gain(n: Tensor) -> Tensor:
@@ -92,18 +116,20 @@ def ball_gain(n: Tensor, alpha: Scalar, rho: Scalar) -> Tensor:
 
 def ball_curvature(n: Tensor, s: Tensor, alpha: Scalar, rho: Scalar) -> Tensor:
     """h' = alpha/rho inside the ball, 0 outside."""
-    return torch.where(n <= rho, s, torch.zeros_like(s))
+    return s * (n <= rho)
 
 
 def tanh_gain(n: Tensor, alpha: Scalar, rho: Scalar) -> Tensor:
-    """s = (alpha/rho)·tanh(t)/t with t = n/rho, which is alpha/rho at 0 (6)."""
-    t = (n / rho).clamp(min=TINY)
-    return torch.tanh(t) / t * (alpha / rho)
+    """s = alpha·tanh(n/rho)/n, which is alpha/rho at 0 (6)."""
+    n = n.clamp(min=FLOOR)
+    return times(torch.tanh(n * (1.0 / rho)) / n, alpha)
 
 
-def tanh_curvature(n: Tensor, s: Tensor, alpha: Scalar, rho: Scalar) -> Tensor:
-    """h' = (alpha/rho)·(1 - tanh²(n/rho)); tanh is read off h = n·s."""
-    return (1.0 - (n * s / alpha).square()) * (alpha / rho)
+def tanh_both(n: Tensor, alpha: Scalar, rho: Scalar) -> tuple[Tensor, Tensor]:
+    """s, and h' = (alpha/rho)·(1 - tanh²(n/rho))."""
+    n = n.clamp(min=FLOOR)
+    t = torch.tanh(n * (1.0 / rho))
+    return times(t / n, alpha), (1.0 - t * t) * (alpha / rho)
 
 
 def linear_gain(n: Tensor, alpha: Scalar) -> Tensor:
@@ -159,26 +185,23 @@ def barron_ratio(n: Tensor, rho: Scalar, shape: Scalar) -> tuple[Tensor, Scalar]
 def barron_gain(n: Tensor, rho: Scalar, shape: Scalar, alpha: Scalar = 1.0) -> Tensor:
     """s = alpha·(1 + n²/(b·rho²))^(shape/2 - 1)."""
     r, shape = barron_ratio(n, rho, shape)
-    return alpha * torch.exp(log_one_plus_square(r) * (shape / 2.0 - 1.0))
+    return times(torch.exp(log_one_plus_square(r)[0] * (shape / 2.0 - 1.0)), alpha)
 
 
-def square_share(r: Tensor) -> Tensor:
-    """r²/(1 + r²), also where r² overflows."""
-    bounded = r.clamp(max=1e9).square()
-    return bounded / (1.0 + bounded)
-
-
-def barron_curvature(n: Tensor, s: Tensor, rho: Scalar, shape: Scalar, alpha: Scalar = 1.0) -> Tensor:
-    """h' = s·(1 + (shape - 1)·r²)/(1 + r²) = s·(1 + (shape - 2)·r²/(1 + r²))."""
+def barron_both(n: Tensor, rho: Scalar, shape: Scalar, alpha: Scalar = 1.0) -> tuple[Tensor, Tensor]:
+    """s, and h' = s·(1 + (shape - 2)·r²/(1 + r²))."""
     r, shape = barron_ratio(n, rho, shape)
-    return s * (1.0 + (shape - 2.0) * square_share(r))
+    log_t, share = log_one_plus_square(r)
+    s = times(torch.exp(log_t * (shape / 2.0 - 1.0)), alpha)
+    return s, s * (1.0 + (shape - 2.0) * share)
 
 
 def barron_shape_partial(n: Tensor, s: Tensor, h1: Tensor, rho: Scalar, shape: Scalar, alpha: Scalar = 1.0) -> Tensor:
     """ds/dshape = s·(log(1 + r²) - r²/(1 + r²))/2; within 1e-6 of 2, where b is held, the last term is absent."""
     r, shape = barron_ratio(n, rho, shape)
+    log_t, share = log_one_plus_square(r)
     moving = (torch.as_tensor(shape, device=n.device) - 2.0).abs() > 1e-6
-    return s * (log_one_plus_square(r) - torch.where(moving, square_share(r), torch.zeros_like(s))) / 2.0
+    return s * (log_t - share * moving) / 2.0
 
 
 def barron_phi(z: Tensor, rho: Scalar, shape: Scalar, alpha: Scalar = 1.0) -> Tensor:
@@ -186,7 +209,7 @@ def barron_phi(z: Tensor, rho: Scalar, shape: Scalar, alpha: Scalar = 1.0) -> Te
     r, shape = barron_ratio(z.abs(), rho, shape)
     shape = torch.as_tensor(shape, dtype=z.dtype, device=z.device)
     b = (shape - 2.0).abs().clamp(min=1e-6)
-    half_log = log_one_plus_square(r) / 2.0
+    half_log = log_one_plus_square(r)[0] / 2.0
     omega = shape * half_log
     small = omega.abs() < 1e-6
     quotient = torch.where(small, 1.0 + omega / 2.0, torch.expm1(omega) / torch.where(small, 1.0, omega))
@@ -315,7 +338,7 @@ def _rows() -> Iterator[Radial]:
         radius,
         ("alpha", "rho"),
         gain=tanh_gain,
-        curvature=tanh_curvature,
+        both=tanh_both,
         proportional=True,
         bounded=True,
     )
@@ -338,7 +361,7 @@ def _rows() -> Iterator[Radial]:
     )  # fmt: skip
     yield Radial(
         "barron", "α·n·(1 + n²/(bρ²))^(shape/2−1), b = |shape−2|", {**radius, "shape": 1.0}, ("alpha", "rho"),
-        gain=barron_gain, curvature=barron_curvature, phi=barron_phi, degree=1, proportional=True,
+        gain=barron_gain, both=barron_both, phi=barron_phi, degree=1, proportional=True,
         partials={"shape": barron_shape_partial},
     )  # fmt: skip
     yield Radial(
@@ -472,34 +495,33 @@ def gain(value: AnyValue, n: Tensor) -> Tensor:
 
 def gains_and_curvatures(value: AnyValue, n: Tensor) -> list[tuple[Tensor, Tensor]]:
     """(s_i(n), h_i'(n)) of every term."""
-    pairs = []
-    for term in value.terms:
-        s = term.row.gain(n, **term.parameters)
-        pairs.append((s, term.row.curvature(n, s, **term.parameters)))
-    return pairs
+    return [term.row.gain_and_curvature(n, **term.parameters) for term in value.terms]
 
 
-def partials(value: AnyValue, n: Tensor, pairs: list[tuple[Tensor, Tensor]]) -> Iterator[Callable[[], Tensor]]:
-    """For every tensor parameter, in the order of `rows.flatten`, a function that computes ds/dparameter."""
+def partials(
+    value: AnyValue, n: Tensor, pairs: list[tuple[Tensor, Tensor]]
+) -> Iterator[tuple[Callable[[], Tensor], Tensor | None]]:
+    """For every tensor parameter, in the order of `rows.flatten`: ds/dparameter as a function, and a factor to it."""
     for term, (s, h1) in zip(value.terms, pairs, strict=True):
         for key, held in term.parameters.items():
             if isinstance(held, Tensor):
-                yield partial(_partial, term, key, n, s, h1)
+                yield _partial(term, key, n, s, h1)
             elif isinstance(held, tuple):
                 for index, item in enumerate(held):
                     if isinstance(item, Tensor):
-                        yield partial(term.row.partials[key], n, s, h1, index, **term.parameters)
+                        yield partial(term.row.partials[key], n, s, h1, index, **term.parameters), None
 
 
-def _partial(term: Value, key: str, n: Tensor, s: Tensor, h1: Tensor) -> Tensor:
+def _partial(term: Value, key: str, n: Tensor, s: Tensor, h1: Tensor) -> tuple[Callable[[], Tensor], Tensor | None]:
     """ds/dkey: given by the row; (k·s - h')/rho for a radius (Euler); s/alpha where h is proportional to alpha."""
     row = term.row
     if row.partials and key in row.partials:
-        return row.partials[key](n, s, h1, **term.parameters)
+        return partial(row.partials[key], n, s, h1, **term.parameters), None
+    held: Any = term.parameters[key]
     if key == "rho":
-        return (row.degree * s - h1) / term.parameters["rho"]
+        return (lambda: s - h1, 1.0 / held) if row.degree else (lambda: h1, -1.0 / held)
     assert key == "alpha"
-    return row.gain(n, **{**term.parameters, "alpha": 1.0})
+    return lambda: s, 1.0 / held
 
 
 def unit_alpha(value: AnyValue) -> AnyValue:

@@ -14,7 +14,7 @@ from torch import Tensor
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
 from hyperball.kernels import epilogue
-from hyperball.kernels.norms import inverse, norm, patch_norm
+from hyperball.kernels.norms import norm, patch_norm, unit_filters
 from hyperball.kernels.window import Window
 from hyperball.rows import AnyValue, Value, map_scalars
 
@@ -22,6 +22,9 @@ CONVOLUTIONS: dict[tuple[int, bool], Any] = {
     (1, False): F.conv1d, (2, False): F.conv2d, (3, False): F.conv3d,
     (1, True): F.conv_transpose1d, (2, True): F.conv_transpose2d, (3, True): F.conv_transpose3d,
 }  # fmt: skip
+
+
+COSINE = angular_table.parse("cosine")
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,7 +39,7 @@ class Operator:
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """What the plain convolution runs on, and the per-channel numbers that the epilogue needs beside it."""
+    """What the plain convolution runs on, the lengths of those filters, and what the epilogue needs beside them."""
 
     weight: Tensor
     length: Tensor
@@ -44,24 +47,28 @@ class Filters:
     stretch: Tensor | None = None
 
 
-def prepare(weight: Tensor, length: Tensor, operator: Operator, magnitude: AnyValue) -> Filters:
-    """Filters for the weighting, given the filter lengths (same rank as `weight`); per-channel numbers are 1-d.
+def prepare(weight: Tensor, operator: Operator, magnitude: AnyValue) -> Filters:
+    """Filters for the weighting, output channels first; per-channel numbers are 1-d.
 
     With cosine the factor is folded into the filter: none ŵ, linear w, joint w with u = n·m, split ŵ·h(m)/alpha.
     """
     cosine = angular_table.is_cosine(operator.angular)
-    m = length.flatten()
+    dims = tuple(range(1, weight.dim()))
     if operator.weighting in ("linear", "joint") and cosine:
+        m = norm(weight, dims).flatten()
         return Filters(weight, m, stretch=m if operator.weighting == "joint" else None)
-    unit = weight.to(length.dtype) * inverse(length)
+    unit, length = unit_filters(weight, dims)
+    m = length.flatten()
     if operator.weighting == "none":
-        return Filters(unit.to(weight.dtype), m)
+        return Filters(unit.to(weight.dtype), torch.ones_like(m))
     factor = m
     if operator.weighting == "split":
-        factor = m * radial_table.gain(radial_table.unit_alpha(magnitude), m)
+        factor = epilogue.apply(
+            epilogue.Terms(m, m, None, None, None, _cast(radial_table.unit_alpha(magnitude), m), COSINE)
+        )
     if cosine:
         return Filters((unit * factor.reshape(length.shape)).to(weight.dtype), factor)
-    return Filters(unit.to(weight.dtype), m, factor, m if operator.weighting == "joint" else None)
+    return Filters(unit.to(weight.dtype), torch.ones_like(m), factor, m if operator.weighting == "joint" else None)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, operator: Operator) -> Tensor:
@@ -83,10 +90,11 @@ def _filters(
 ) -> tuple[Filters, Callable[[Tensor], Tensor]]:
     """Prepared filters with output channels first, and the way back to the layout of `weight`."""
     if not window.transposed:
-        return prepare(weight, norm(weight, tuple(range(1, weight.dim()))), operator, magnitude), lambda w: w
+        return prepare(weight, operator, magnitude), lambda w: w
     first = weight.unflatten(0, (window.groups, -1)).transpose(1, 2).flatten(0, 1)
-    filters = prepare(first, norm(first, tuple(range(1, first.dim()))), operator, magnitude)
-    return filters, lambda w: w.unflatten(0, (window.groups, -1)).transpose(1, 2).flatten(0, 1)
+    return prepare(
+        first, operator, magnitude
+    ), lambda w: w.unflatten(0, (window.groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def plain_convolution(x: Tensor, weight: Tensor, window: Window) -> Tensor:
@@ -110,7 +118,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, operator: Operator) -
     with full_precision(x):
         n = norm(x, (-1,)) if operator.needs_norm else None
         magnitude = operator.magnitude(n)
-        filters = prepare(weight, norm(weight, (1,)), operator, magnitude)
+        filters = prepare(weight, operator, magnitude)
         lift = overflow_guard(n, filters) if in_half else None
     y = F.linear(x, filters.weight if lift is None else (filters.weight / lift).to(weight.dtype))
     with full_precision(x):
@@ -163,6 +171,10 @@ def _terms(
     angular = of_value(operator.angular)
     assert isinstance(angular, Value)
     return epilogue.Terms(y, n, shaped(filters.factor), shaped(filters.stretch), lift, of_value(magnitude), angular)
+
+
+def _cast(value: AnyValue, like: Tensor) -> AnyValue:
+    return map_scalars(value, lambda item: item.to(like.dtype) if isinstance(item, Tensor) else item)
 
 
 def _constant_gain(y: Tensor, magnitude: AnyValue, spatial: int = 0) -> Tensor:

@@ -7,7 +7,7 @@ against y. The backward is written out and keeps y and n alone; every formula co
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from hyperball import radial as radial_table
 from hyperball.kernels.norms import inverse
 from hyperball.rows import AnyValue, Value, flatten, rebuild
 
+BLOCK = 1 << 16  # elements of a piece that the CPU works on at a time
 Plan = tuple[AnyValue, AnyValue, int]  # magnitude and angular function without their tensors; the first one's count
 
 
@@ -56,55 +57,62 @@ def evaluate(t: Terms) -> Tensor:
     return t.scaled(angular_table.g(t.angular, c) * (t.n * s))
 
 
-def partials(t: Terms) -> Iterator[Callable[[], Tensor]]:
-    """df/dy, df/dn, df/dfactor, df/dstretch, then df/dparameter of magnitude and angular function; each when called."""
+@dataclass(frozen=True, eq=False)
+class Partial:
+    """df/dinput = base·full()·post (·factor where `scaled`); `post` has the input's shape: sums can go before it.
+
+    `base` is shared between partials, so that its product with the incoming gradient is formed once.
+    """
+
+    full: Callable[[], Tensor]
+    base: Tensor | None = None
+    post: Tensor | None = None
+    scaled: bool = True
+
+
+def partials(t: Terms) -> Iterator[Partial]:
+    """df/dy, df/dn, df/dfactor, df/dstretch, then df/dparameter of the magnitude and of the angular function."""
     u = t.u
     pairs = radial_table.gains_and_curvatures(t.magnitude, u)
     s, h1 = pairs[0]
     for more_s, more_h1 in pairs[1:]:
         s, h1 = s + more_s, h1 + more_h1
-    inverse_n = inverse(t.n)
+    slopes = radial_table.partials(t.magnitude, u, pairs)
+    one_over_stretch = None if t.stretch is None else inverse(t.stretch)
     if angular_table.is_cosine(t.angular):
-        y = t.response
-        yield lambda: _lifted(t, t.scaled(s))
-        yield lambda: t.scaled(y * (inverse_n * (h1 - s)))
-        yield lambda: y * s
-        yield lambda: t.scaled(y * ((h1 - s) * inverse(required(t.stretch))))
-        for ds in radial_table.partials(t.magnitude, u, pairs):
-            yield chain(ds, lambda part: t.scaled(y * part))
+        y, bend = t.response, h1 - s
+        yield Partial(lambda: s, post=t.lift)
+        yield Partial(lambda: bend, y, inverse(t.n))
+        yield Partial(lambda: s, y, scaled=False)
+        yield Partial(lambda: bend, y, one_over_stretch)
+        for ds, post in slopes:
+            yield Partial(ds, y, post)
         return
-    c = t.response * inverse_n
-    g, g1 = angular_table.g(t.angular, c), angular_table.slope(t.angular, c)
-    yield lambda: _lifted(t, t.scaled(s * g1))
-    yield lambda: t.scaled(h1 * g - s * g1 * c)
-    yield lambda: t.n * s * g
-    yield lambda: t.scaled(g * (t.n * (h1 - s) * inverse(required(t.stretch))))
-    for ds in radial_table.partials(t.magnitude, u, pairs):
-        yield chain(ds, lambda part: t.scaled(g * (t.n * part)))
+    c = t.response * inverse(t.n)
+    g = angular_table.g(t.angular, c)
+    g1 = angular_table.slope(t.angular, c, g)
+    h = t.n * s
+    yield Partial(lambda: s * g1, post=t.lift)
+    yield Partial(lambda: h1 * g - s * g1 * c)
+    yield Partial(lambda: h, g, scaled=False)
+    yield Partial(lambda: t.n * (h1 - s), g, one_over_stretch)
+    for ds, post in slopes:
+        yield Partial(times(t.n, ds), g, post)
     for dg in angular_table.partials(t.angular, c):
-        yield chain(dg, lambda part: t.scaled(part * (t.n * s)))
+        yield Partial(times(h, dg))
 
 
-def chain(inner: Callable[[], Tensor], outer: Callable[[Tensor], Tensor]) -> Callable[[], Tensor]:
-    return lambda: outer(inner())
-
-
-def required(tensor: Tensor | None) -> Tensor:
-    assert tensor is not None
-    return tensor
-
-
-def _lifted(t: Terms, part: Tensor) -> Tensor:
-    return part if t.lift is None else part * t.lift
+def times(factor: Tensor, full: Callable[[], Tensor]) -> Callable[[], Tensor]:
+    return lambda: full() * factor
 
 
 def reduce_to(full: Tensor, like: Tensor) -> Tensor:
-    """Sum `full` over the dimensions along which `like` was broadcast, in its dtype."""
+    """Sum `full` over the dimensions along which `like` was broadcast."""
     extra = full.dim() - like.dim()
     dims = [*range(extra), *(extra + d for d, size in enumerate(like.shape) if size == 1 and full.shape[extra + d] > 1)]
     if dims:
         full = full.sum(dims, keepdim=True)
-    return full.reshape(like.shape).to(like.dtype)
+    return full.reshape(like.shape)
 
 
 class Epilogue(torch.autograd.Function):
@@ -114,7 +122,8 @@ class Epilogue(torch.autograd.Function):
 
     @staticmethod
     def forward(plan: Plan, y: Tensor, n: Tensor, *rest: Any) -> Tensor:
-        return evaluate(_terms(plan, y, n, *rest)).to(y.dtype)
+        pieces = [evaluate(block).to(y.dtype) for block in blocks(_terms(plan, y, n, *rest))]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -125,15 +134,42 @@ class Epilogue(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         saved = ctx.saved_tensors
-        terms = _terms(ctx.plan, *saved)
-        grad = grad.to(terms.n.dtype)
         inputs = [*saved[:4], *saved[5:]]
         needed = [*ctx.needs_input_grad[1:5], *ctx.needs_input_grad[6:]]
-        grads = [
-            reduce_to(grad * partial(), x) if need and x is not None else None
-            for partial, x, need in zip(partials(terms), inputs, needed, strict=False)
-        ]
+        pieces = blocks(_terms(ctx.plan, *saved))
+        rows = [block.y.shape[0] for block in pieces] if len(pieces) > 1 else [grad.shape[0]]
+        grads = merge([pull_back(b, v, inputs, needed) for b, v in zip(pieces, grad.split(rows), strict=True)])
         return None, *grads[:4], None, *grads[4:]
+
+
+def merge(pieces: list[list[Tensor | None]]) -> list[Tensor | None]:
+    """The gradients of all blocks: those of y and n behind each other, the others added up."""
+    if len(pieces) == 1:
+        return pieces[0]
+    merged = []
+    for place, parts in enumerate(zip(*pieces, strict=True)):
+        held = [part for part in parts if part is not None]
+        merged.append(None if not held else torch.cat(held) if place < 2 else torch.stack(held).sum(0))
+    return merged
+
+
+def pull_back(t: Terms, grad: Tensor, inputs: list[Tensor | None], needed: list[bool]) -> list[Tensor | None]:
+    """Σ grad·df/dinput over the dimensions along which each input was broadcast."""
+    grad = grad.to(t.n.dtype)
+    scaled = t.scaled(grad)
+    weighted: dict[tuple[int, bool], Tensor] = {}
+    grads: list[Tensor | None] = []
+    for partial, x, need in zip(partials(t), [t.y, t.n, *inputs[2:]], needed, strict=False):
+        if not need or x is None:
+            grads.append(None)
+            continue
+        v = scaled if partial.scaled else grad
+        if partial.base is not None:
+            key = (id(partial.base), partial.scaled)
+            v = weighted[key] if key in weighted else weighted.setdefault(key, v * partial.base)
+        total = reduce_to(v * partial.full(), x)
+        grads.append((total if partial.post is None else total * partial.post).to(x.dtype))
+    return grads
 
 
 class EpilogueWithTangent(Epilogue):
@@ -147,7 +183,9 @@ class EpilogueWithTangent(Epilogue):
         total = torch.zeros_like(saved[0], dtype=terms.n.dtype)
         for partial, tangent in zip(partials(terms), moved, strict=False):
             if tangent is not None:
-                total = total + partial() * tangent
+                part = partial.full() * (tangent if partial.post is None else tangent * partial.post)
+                part = part if partial.base is None else part * partial.base
+                total = total + (terms.scaled(part) if partial.scaled else part)
         return total.to(saved[0].dtype)
 
 
@@ -167,6 +205,16 @@ def apply(t: Terms) -> Tensor:
     kind = Epilogue if torch.compiler.is_compiling() else EpilogueWithTangent
     plan = (magnitude, angular, len(radial_tensors))
     return kind.apply(plan, t.y, t.n, t.factor, t.stretch, t.lift, *radial_tensors, *angular_tensors)
+
+
+def blocks(t: Terms) -> list[Terms]:
+    """The same terms in pieces along the batch that stay in a CPU's cache, where no graph is being recorded."""
+    plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or t.y.device.type != "cpu"
+    batch = t.y.shape[0] if t.y.dim() else 0
+    if plain or t.y.numel() < 2 * BLOCK or batch < 2 or t.n.dim() != t.y.dim() or t.n.shape[0] != batch:
+        return [t]
+    rows = max(1, BLOCK * batch // t.y.numel())
+    return [replace(t, y=y, n=n) for y, n in zip(t.y.split(rows), t.n.split(rows), strict=True)]
 
 
 def is_composed(magnitude: AnyValue, angular: Value) -> bool:

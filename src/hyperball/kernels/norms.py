@@ -147,6 +147,46 @@ def inverse(n: Tensor) -> Tensor:
     return torch.where(n > 0, 1.0 / n.clamp(min=tiny), 0.0)
 
 
+class UnitFilters(torch.autograd.Function):
+    """ŵ = w/m and m = ‖w‖ over `dims`; dw = (dŵ - ŵ⟨ŵ, dŵ⟩)/m + ŵ·dm. A zero filter stays zero, with gradient 0."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(weight: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        m = norm(weight, dims)
+        return weight.to(m.dtype) * inverse(m), m
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        weight, ctx.dims = inputs
+        ctx.dtype = weight.dtype
+        ctx.save_for_backward(*output)
+        ctx.save_for_forward(*output)
+
+    @staticmethod
+    def backward(ctx: Any, grad_unit: Tensor, grad_m: Tensor) -> tuple[Tensor, None]:
+        unit, m = ctx.saved_tensors
+        along = (unit * grad_unit).sum(ctx.dims, keepdim=True)
+        return ((grad_unit - unit * along) * inverse(m) + unit * grad_m).to(ctx.dtype), None
+
+
+class UnitFiltersWithTangent(UnitFilters):
+    """The same, with forward-mode derivatives."""
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor, _: None) -> tuple[Tensor, Tensor]:
+        unit, m = ctx.saved_tensors
+        along = (unit * tangent).sum(ctx.dims, keepdim=True)
+        return (tangent - unit * along) * inverse(m), along
+
+
+def unit_filters(weight: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """ŵ and m = ‖w‖, both in the dtype of norms."""
+    kind = UnitFilters if torch.compiler.is_compiling() else UnitFiltersWithTangent
+    return kind.apply(weight, dims)
+
+
 class MeanLength(torch.autograd.Function):
     """mean(sqrt(n² + eps)), the unit of a relative radius; keeps n alone."""
 

@@ -21,7 +21,7 @@ from hyperball.functional.decoupled import (
 from hyperball.functional.windows import convolution_window, transposed_window
 from hyperball.kernels import decoupled as kernel
 from hyperball.kernels.decoupled import Operator
-from hyperball.kernels.norms import inverse, norm
+from hyperball.kernels.norms import unit_filters
 from hyperball.kernels.window import Window
 from hyperball.nn.learned import LearnedValue
 from hyperball.rows import Value
@@ -204,5 +204,5 @@ class NormalizedLinear(nn.Linear):
         super().__init__(in_features, out_features, bias=False, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        unit = self.weight * inverse(norm(self.weight, (1,))).to(self.weight.dtype)
-        return F.linear(input, unit)
+        unit, _ = unit_filters(self.weight, (1,))
+        return F.linear(input, unit.to(self.weight.dtype))
