@@ -34,10 +34,15 @@ def assert_equal_with_gradients(ours, theirs, inputs, atol=1e-12):
         torch.testing.assert_close(got, want, rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize(("magnitude", "angular", "weighting"), COMBINATIONS)
+@pytest.mark.parametrize("magnitude, angular, weighting", COMBINATIONS)
 def test_every_operator_equals_the_reference(magnitude, angular, weighting):
     operator = {"magnitude": magnitude, "angular": angular, "weighting": weighting}
-    for stride, padding, dilation, groups in [(1, 1, 1, 1), (2, 1, 1, 2), (1, "same", 2, 1), ((2, 1), (0, 2), (1, 2), 4)]:
+    for stride, padding, dilation, groups in [
+        (1, 1, 1, 1),
+        (2, 1, 1, 2),
+        (1, "same", 2, 1),
+        ((2, 1), (0, 2), (1, 2), 4),
+    ]:
         x, w = double(2, 4, 7, 6).requires_grad_(), double(8, 4 // groups, 3, 2).requires_grad_()
         arguments = (double(8), stride, padding, dilation, groups)
         ours = F.decoupled_conv2d(x, w, *arguments, **operator)
@@ -67,7 +72,17 @@ def test_the_norm_sees_the_padded_patch_in_every_padding_mode(dims, mode, paddin
     )  # fmt: skip
     x = double(2, 4, *(6,) * dims)
     expected = reference.decoupled_conv(
-        x, layer.weight, layer.bias, 1, padding, 1, 2, padding_mode=mode, magnitude="tanh", angular="square_cosine", rho=1.5
+        x,
+        layer.weight,
+        layer.bias,
+        1,
+        padding,
+        1,
+        2,
+        padding_mode=mode,
+        magnitude="tanh",
+        angular="square_cosine",
+        rho=1.5,
     )
     torch.testing.assert_close(layer(x), expected, rtol=1e-12, atol=1e-12)
 
@@ -86,7 +101,9 @@ def test_per_channel_parameters_equal_the_reference(name):
     x, w, rho, alpha = double(2, 4, 6, 6), double(6, 2, 3, 3), torch.rand(6).double() + 1, torch.rand(6).double() + 0.5
     magnitude = getattr(hb.radial, name)(rho=rho, alpha=alpha)
     for layout in (torch.contiguous_format, torch.channels_last):
-        ours = F.decoupled_conv2d(x.contiguous(memory_format=layout), w, groups=2, magnitude=magnitude, angular="linear")
+        ours = F.decoupled_conv2d(
+            x.contiguous(memory_format=layout), w, groups=2, magnitude=magnitude, angular="linear"
+        )
         expected = reference.decoupled_conv(x, w, groups=2, magnitude=name, angular="linear", rho=rho, alpha=alpha)
         torch.testing.assert_close(ours, expected, rtol=1e-12, atol=1e-12)
 
@@ -155,7 +172,7 @@ def test_unweighted_operators_do_not_see_the_filter_length(magnitude, angular):
     torch.testing.assert_close(scaled, F.decoupled_conv2d(X, W, magnitude=magnitude, angular=angular))
 
 
-@pytest.mark.parametrize(("name", "degree"), [("ball", 0), ("tanh", 0), ("seg", 1), ("barron", 1)])
+@pytest.mark.parametrize("name, degree", [("ball", 0), ("tanh", 0), ("seg", 1), ("barron", 1)])
 @pytest.mark.parametrize("weighting", ["none", "linear"])
 def test_eulers_identity_ties_the_radius_gradient_to_the_input_gradient(name, degree, weighting):
     x, rho = X.clone().requires_grad_(), (torch.rand(5).double() + 2).requires_grad_()
@@ -188,7 +205,7 @@ def test_an_empty_batch_gives_an_empty_output():
 
 
 @pytest.mark.parametrize(
-    ("change", "error", "message"),
+    "change, error, message",
     [
         ({"magnitude": "tahn"}, ValueError, "did you mean 'tanh'"),
         ({"magnitude": 3}, TypeError, "`magnitude`"),

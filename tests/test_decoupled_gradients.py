@@ -30,14 +30,19 @@ RADIAL_PARAMETERS = {
     "barron": {"rho": 2.0, "alpha": 1.5, "shape": 0.5},
     "piecewise": {"rho": 1.3, "slopes": (0.2, 1.0, 0.5)},
 }
-ANGULAR_PARAMETERS = {"cosine": {}, "sigmoid": {"k": 0.3}, "power": {"b": 1.7}, "piecewise": {"slopes": (0.3, 0.8, 1.2)}}
+ANGULAR_PARAMETERS = {
+    "cosine": {},
+    "sigmoid": {"k": 0.3},
+    "power": {"b": 1.7},
+    "piecewise": {"slopes": (0.3, 0.8, 1.2)},
+}
 
 
 def leaf(*shape: int) -> torch.Tensor:
     return torch.randn(*shape, dtype=torch.float64).requires_grad_()
 
 
-@pytest.mark.parametrize(("magnitude", "angular", "weighting"), OPERATORS)
+@pytest.mark.parametrize("magnitude, angular, weighting", OPERATORS)
 def test_derivatives_in_input_and_weight(magnitude, angular, weighting):
     def function(x, w):
         return F.decoupled_conv2d(x, w, magnitude=magnitude, angular=angular, weighting=weighting)
@@ -53,7 +58,9 @@ def spread(value: float) -> torch.Tensor:
 
 def tensors_of(parameters: dict) -> list[torch.Tensor]:
     held = [item for value in parameters.values() for item in (value if isinstance(value, tuple) else (value,))]
-    scalar = [isinstance(value, tuple) for value in parameters.values() for _ in (value if isinstance(value, tuple) else (0,))]
+    scalar = [
+        isinstance(value, tuple) for value in parameters.values() for _ in (value if isinstance(value, tuple) else (0,))
+    ]
     return [
         torch.tensor(item, dtype=torch.float64, requires_grad=True) if single else spread(item)
         for item, single in zip(held, scalar, strict=True)
@@ -173,7 +180,9 @@ def test_a_user_defined_row_gets_its_derivatives_from_autograd():
     hb.radial.register("cubic_ball", gain=lambda n, rho: 1 / (rho**3 + n**3) ** (1 / 3), parameters={"rho": 1.0})
     hb.angular.register("cubic", lambda c, mixing: mixing * c + (1 - mixing) * c**3, parameters={"mixing": 0.5})
     try:
-        layer = hb.nn.DecoupledConv2d(2, 3, 3, magnitude="cubic_ball(rho=2)", angular="cubic(learn_mixing=True)").double()
+        layer = hb.nn.DecoupledConv2d(
+            2, 3, 3, magnitude="cubic_ball(rho=2)", angular="cubic(learn_mixing=True)"
+        ).double()
         x = leaf(2, 2, 5, 5)
         assert gradcheck(lambda x: layer.eval()(x), (x,))
         layer.train()(x).sum().backward()

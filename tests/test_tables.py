@@ -81,7 +81,9 @@ def test_infinite_shapes_are_welsch_and_its_opposite():
     n = torch.linspace(0, 3, 50, dtype=torch.float64)
     welsch = radial.gain(hb.radial.welsch(c=1.5), n)
     torch.testing.assert_close(radial.gain(hb.radial.barron(rho=1.5, shape=-math.inf), n), welsch, rtol=1e-12, atol=0)
-    torch.testing.assert_close(radial.gain(hb.radial.barron(rho=1.5, shape=math.inf), n), 1 / welsch, rtol=1e-12, atol=0)
+    torch.testing.assert_close(
+        radial.gain(hb.radial.barron(rho=1.5, shape=math.inf), n), 1 / welsch, rtol=1e-12, atol=0
+    )
 
 
 @pytest.mark.parametrize("shape", [2.0, 1.0, 0.0, -2.0])
@@ -112,7 +114,7 @@ def test_add_sums_the_magnitudes():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text, message",
     [
         ("tanhh", "did you mean 'tanh'"),
         ("tanh(rho=-1)", "`rho` must be > 0, got -1.0"),
@@ -134,7 +136,7 @@ def test_wrong_radial_texts_are_refused_by_name(text, message):
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text, message",
     [("cosin", "did you mean 'cosine'"), ("sigmoid(k=0)", "`k` must be > 0"), ("power(b=0.5)", "`b` must be >= 1")],
 )
 def test_wrong_angular_texts_are_refused_by_name(text, message):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -64,37 +64,61 @@ def prepare(weight: Tensor, operator: Operator, magnitude: AnyValue) -> Filters:
     factor = m
     if operator.weighting == "split":
         factor = epilogue.apply(
-            epilogue.Terms(m, m, None, None, None, _cast(radial_table.unit_alpha(magnitude), m), COSINE)
+            epilogue.Terms(m.clone(), m, None, None, None, _cast(radial_table.unit_alpha(magnitude), m), COSINE)
         )
     if cosine:
         return Filters((unit * factor.reshape(length.shape)).to(weight.dtype), factor)
     return Filters(unit.to(weight.dtype), torch.ones_like(m), factor, m if operator.weighting == "joint" else None)
 
 
-def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, operator: Operator) -> Tensor:
-    """The decoupled convolution of x [batch, channels, *spatial]."""
+def run(
+    x: Tensor, bias: Tensor | None, operator: Operator, norms: Callable[[], Tensor],
+    filters_for: Callable[[AnyValue], Filters], plain: Callable[[Tensor], Tensor], groups: int = 1,
+) -> Tensor:  # fmt: skip
+    """The decoupled layer around a plain one: plain(filters) is torch's convolution or linear map of x.
+
+    Norms and the epilogue run outside autocast, in float32 at least; the plain layer runs as torch would run it.
+    """
     in_half = runs_in_half(x)
     with full_precision(x):
-        n = patch_norm(x, window) if operator.needs_norm else None
+        n = norms() if operator.needs_norm else None
         magnitude = operator.magnitude(n)
-        filters, view_back = _filters(weight, window, operator, magnitude)
+        filters = filters_for(magnitude)
         lift = overflow_guard(n, filters) if in_half else None
-    plain = view_back(filters.weight if lift is None else (filters.weight / lift).to(weight.dtype))
-    y = plain_convolution(x, plain, window)
+    weight = filters.weight
+    y = plain(weight if lift is None else (weight / lift).to(weight.dtype))
     with full_precision(x):
-        return _finish(y, n, filters, lift, magnitude, operator, bias, window.groups)
+        return _finish(y, n, filters, lift, magnitude, operator, bias, groups)
 
 
-def _filters(
-    weight: Tensor, window: Window, operator: Operator, magnitude: AnyValue
-) -> tuple[Filters, Callable[[Tensor], Tensor]]:
-    """Prepared filters with output channels first, and the way back to the layout of `weight`."""
-    if not window.transposed:
-        return prepare(weight, operator, magnitude), lambda w: w
-    first = weight.unflatten(0, (window.groups, -1)).transpose(1, 2).flatten(0, 1)
-    return prepare(
-        first, operator, magnitude
-    ), lambda w: w.unflatten(0, (window.groups, -1)).transpose(1, 2).flatten(0, 1)
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, operator: Operator) -> Tensor:
+    """The decoupled convolution of x [batch, channels, *spatial]."""
+
+    def filters_for(magnitude: AnyValue) -> Filters:
+        if not window.transposed:
+            return prepare(weight, operator, magnitude)
+        filters = prepare(swap_channels(weight, window.groups), operator, magnitude)
+        return replace(filters, weight=swap_channels(filters.weight, window.groups))
+
+    return run(
+        x, bias, operator, lambda: patch_norm(x, window), filters_for,
+        lambda filters: plain_convolution(x, filters, window), window.groups,
+    )  # fmt: skip
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None, operator: Operator) -> Tensor:
+    """The decoupled linear map of x [..., features]."""
+    rows = x.reshape(-1, x.shape[-1])
+    out = run(
+        rows, bias, operator, lambda: norm(rows, (-1,)), lambda magnitude: prepare(weight, operator, magnitude),
+        lambda filters: F.linear(rows, filters),
+    )  # fmt: skip
+    return out.reshape(*x.shape[:-1], weight.shape[0])
+
+
+def swap_channels(weight: Tensor, groups: int) -> Tensor:
+    """A transposed convolution's weight with output channels first, [out, in/groups, …]; or back."""
+    return weight.unflatten(0, (groups, -1)).transpose(1, 2).flatten(0, 1)
 
 
 def plain_convolution(x: Tensor, weight: Tensor, window: Window) -> Tensor:
@@ -110,22 +134,6 @@ def plain_convolution(x: Tensor, weight: Tensor, window: Window) -> Tensor:
         return convolution(x, weight, None, window.stride, 0, window.dilation, window.groups)
     padding = tuple(before for before, _ in window.padding)
     return convolution(x, weight, None, window.stride, padding, window.dilation, window.groups)
-
-
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None, operator: Operator) -> Tensor:
-    """The decoupled linear map of x [..., features]."""
-    in_half = runs_in_half(x)
-    with full_precision(x):
-        n = norm(x, (-1,)) if operator.needs_norm else None
-        magnitude = operator.magnitude(n)
-        filters = prepare(weight, operator, magnitude)
-        lift = overflow_guard(n, filters) if in_half else None
-    y = F.linear(x, filters.weight if lift is None else (filters.weight / lift).to(weight.dtype))
-    with full_precision(x):
-        if n is None:
-            return _add_bias(_constant_gain(y, magnitude), bias)
-        out = epilogue.apply(_terms(y, n, filters, lift, magnitude, operator, lambda p: p))
-        return _add_bias(out, bias)
 
 
 def _finish(
@@ -190,10 +198,15 @@ def _add_bias(out: Tensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias.to(out.dtype)
 
 
+def autocasts(x: Tensor) -> bool:
+    """Whether autocast is on for the device of x."""
+    return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
+
+
 def runs_in_half(x: Tensor) -> bool:
     """Whether the convolution will run in float16, by its dtype or by autocast."""
-    autocast = torch.is_autocast_enabled(x.device.type) and x.dtype != torch.float64
-    return (torch.get_autocast_dtype(x.device.type) if autocast else x.dtype) == torch.float16
+    cast = autocasts(x) and x.dtype != torch.float64
+    return (torch.get_autocast_dtype(x.device.type) if cast else x.dtype) == torch.float16
 
 
 def overflow_guard(n: Tensor | None, filters: Filters) -> Tensor | None:
@@ -206,6 +219,6 @@ def overflow_guard(n: Tensor | None, filters: Filters) -> Tensor | None:
 
 def full_precision(x: Tensor) -> contextlib.AbstractContextManager[object]:
     """Autocast switched off, so that norms and the epilogue stay in float32."""
-    if torch.is_autocast_enabled(x.device.type):
+    if autocasts(x):
         return torch.autocast(x.device.type, enabled=False)
     return contextlib.nullcontext()

@@ -198,13 +198,17 @@ def _terms(plan: Plan, y: Tensor, n: Tensor, factor: Any, stretch: Any, lift: An
 
 def apply(t: Terms) -> Tensor:
     """f, through the hand-written backward, or through autograd where a row is user-defined."""
-    if is_composed(t.magnitude, t.angular):
-        return evaluate(t).to(t.y.dtype)
     magnitude, radial_tensors = flatten(t.magnitude)
     angular, angular_tensors = flatten(t.angular)
+    inputs = (t.y, t.n, t.factor, t.stretch, t.lift, *radial_tensors, *angular_tensors)
+    if is_composed(t.magnitude, t.angular):
+        return evaluate(t).to(t.y.dtype)
+    if torch.compiler.is_compiling():
+        needed = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
+        if not needed:  # torch.compile cannot trace a Function with a variable number of inputs then, and need not
+            return evaluate(t).to(t.y.dtype)
     kind = Epilogue if torch.compiler.is_compiling() else EpilogueWithTangent
-    plan = (magnitude, angular, len(radial_tensors))
-    return kind.apply(plan, t.y, t.n, t.factor, t.stretch, t.lift, *radial_tensors, *angular_tensors)
+    return kind.apply((magnitude, angular, len(radial_tensors)), *inputs)
 
 
 def blocks(t: Terms) -> list[Terms]:

@@ -172,7 +172,7 @@ class DecoupledConvTransposeNd(Decoupled):
         self._set_operator(magnitude, angular, weighting, eps, out_channels, device, dtype)
 
     def filters(self) -> Tensor:
-        return self.weight.unflatten(0, (self.groups, -1)).transpose(1, 2).flatten(0, 1)
+        return kernel.swap_channels(self.weight, self.groups)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
         dims = self.weight.dim() - 2

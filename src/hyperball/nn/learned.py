@@ -61,7 +61,10 @@ class LearnedValue(nn.Module):
                 self._store(index, term, key, {"device": device, "dtype": dtype})
         self.value = _without_tensors(filled)
         if self.is_relative:
-            start = torch.full((), math.sqrt(patch_size), device=device, dtype=torch.float32)
+            double = (dtype or torch.get_default_dtype()) == torch.float64
+            start = torch.full(
+                (), math.sqrt(patch_size), device=device, dtype=torch.float64 if double else torch.float32
+            )
             self.register_buffer("running_length", start)
             self.register_buffer("batches", torch.zeros((), device=device, dtype=torch.long))
 

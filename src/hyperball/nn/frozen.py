@@ -1,0 +1,235 @@
+"""Frozen decoupled layers: prepared filters and resolved values as buffers, for inference alone.
+
+`hyperball.freeze` makes them. With an affine map (a, b) per channel, BatchNorm's in evaluation, a layer computes
+a·f + b: a multiplies the factor of f = factor·n·s(u)·g(c), or the filter itself with cosine, where f = y·s(u).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyperball import angular as angular_table
+from hyperball import radial as radial_table
+from hyperball.functional.decoupled import batched
+from hyperball.functional.windows import convolution_window, transposed_window
+from hyperball.kernels import decoupled as kernel
+from hyperball.kernels.decoupled import Filters, Operator
+from hyperball.kernels.norms import norm, patch_norm, wide_dtype
+from hyperball.kernels.window import Window
+from hyperball.nn.decoupled import (
+    Decoupled,
+    DecoupledConvNd,
+    DecoupledConvTransposeNd,
+    DecoupledLinear,
+    NormalizedLinear,
+)
+from hyperball.rows import AnyValue, Value, flatten, rebuild
+
+Affine = tuple[Tensor, Tensor]
+
+
+class Frozen(nn.Module):
+    """A decoupled layer without parameters: prepared filters and resolved values as buffers."""
+
+    filter: Tensor
+    bias: Tensor | None
+    factor: Tensor | None
+    stretch: Tensor | None
+    longest: Tensor
+
+    def __init__(self, layer: Any, affine: Affine | None = None, folded: str | None = None) -> None:
+        super().__init__()
+        self.description, self.folded = repr(layer), folded
+        operator = operator_of(layer)
+        magnitude, filters = prepared(layer, operator, affine)
+        self.needs_norm = operator.needs_norm
+        self.register_buffer("filter", like(self._to_layer_layout(filters.weight, layer), layer.weight))
+        self.register_buffer("bias", folded_bias(layer.bias, affine, layer.weight))
+        self.register_buffer("factor", own(filters.factor))
+        self.register_buffer("stretch", own(filters.stretch))
+        self.register_buffer("longest", filters.length.amax())
+        self._magnitude = self._keep("magnitude", magnitude)
+        self._angular = self._keep("angular", operator.angular)
+
+    def _to_layer_layout(self, filters: Tensor, layer: Any) -> Tensor:
+        """From output channels first to the layout of the layer's weight."""
+        return filters
+
+    def _keep(self, prefix: str, value: AnyValue) -> tuple[AnyValue, tuple[str, ...]]:
+        """Tensors as buffers; the value without them, and their names."""
+        shell, tensors = flatten(value)
+        names = tuple(tensor_names(prefix, value))
+        for name, tensor in zip(names, tensors, strict=True):
+            self.register_buffer(name, own(tensor))
+        return shell, names
+
+    def _value(self, kept: tuple[AnyValue, tuple[str, ...]]) -> AnyValue:
+        return rebuild(kept[0], [getattr(self, name) for name in kept[1]])
+
+    def _run(self, x: Tensor, norms: Callable[[], Tensor], plain: Callable[[Tensor], Tensor], groups: int) -> Tensor:
+        """f + bias, where plain(filter) is the plain convolution of x."""
+        filters = Filters(self.filter, self.longest, self.factor, self.stretch)
+        magnitude, angular = self._value(self._magnitude), self._value(self._angular)
+        assert isinstance(angular, Value)
+        operator = Operator(lambda _: magnitude, angular, "none", self.needs_norm)
+        return kernel.run(x, self.bias, operator, norms, lambda _: filters, plain, groups)
+
+    def _batched(self, input: Tensor, dims: int) -> Tensor:
+        """The input with a batch dimension; a folded BatchNorm would have refused one without."""
+        if self.folded is not None and input.dim() != dims + 2:
+            raise ValueError(
+                f"`input` must have {dims + 2} dimensions for the BatchNorm {self.folded!r} that is folded into this "
+                f"layer, got shape {tuple(input.shape)}"
+            )
+        return batched(input, dims)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Frozen:
+        """Move or cast; what multiplies in float32 stays in float32 when the filter becomes narrower."""
+        before = dict(self._buffers)
+        super()._apply(fn, recurse)
+        for name, held in self._buffers.items():
+            kept = before[name]
+            if name not in ("filter", "bias") and held is not None and kept is not None and held.element_size() < 4:
+                self._buffers[name] = kept.to(held.device)
+        return self
+
+    def extra_repr(self) -> str:
+        return self.description + (f", folded={self.folded!r}" if self.folded else "")
+
+
+class FrozenLinear(Frozen):
+    """A frozen DecoupledLinear or NormalizedLinear."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        features = self.filter.shape[1]
+        if input.dim() < 1 or input.shape[-1] != features:
+            raise ValueError(f"`input` must end in {features} features, got shape {tuple(input.shape)}")
+        if self.folded is not None:
+            self._batched(input, 0)
+        x = input.reshape(-1, features)
+        out = self._run(x, partial(norm, x, (-1,)), partial(F.linear, x), 1)
+        return out.reshape(*input.shape[:-1], out.shape[-1])
+
+
+class FrozenConv(Frozen):
+    """A frozen DecoupledConv1d, 2d or 3d."""
+
+    def __init__(self, layer: DecoupledConvNd, affine: Affine | None = None, folded: str | None = None) -> None:
+        super().__init__(layer, affine, folded)
+        self.stride, self.padding, self.dilation = layer.stride, layer.padding, layer.dilation
+        self.groups, self.padding_mode = layer.groups, layer.padding_mode
+        self.pad_widths = list(layer._reversed_padding_repeated_twice)
+
+    def forward(self, input: Tensor) -> Tensor:
+        dims = self.filter.dim() - 2
+        x, padding = self._batched(input, dims), self.padding
+        if self.padding_mode != "zeros":
+            x, padding = F.pad(x, self.pad_widths, mode=self.padding_mode), (0,) * dims
+        window = convolution_window(dims, x.shape, self.filter, self.stride, padding, self.dilation, self.groups)
+        out = self._run(x, partial(patch_norm, x, window), partial(convolved, x, window), self.groups)
+        return out if input.dim() == x.dim() else out.squeeze(0)
+
+
+class FrozenConvTranspose(Frozen):
+    """A frozen DecoupledConvTranspose1d, 2d or 3d."""
+
+    def __init__(self, layer: Any, affine: Affine | None = None, folded: str | None = None) -> None:
+        super().__init__(layer, affine, folded)
+        self.stride, self.padding, self.dilation = layer.stride, layer.padding, layer.dilation
+        self.groups, self.kernel_size, self.output_padding = layer.groups, layer.kernel_size, layer.output_padding
+
+    def _to_layer_layout(self, filters: Tensor, layer: Any) -> Tensor:
+        return kernel.swap_channels(filters, layer.groups)
+
+    def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        dims = self.filter.dim() - 2
+        settle: Any = nn.ConvTranspose2d._output_padding
+        extra = settle(self, input, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
+        x = self._batched(input, dims)
+        window = transposed_window(
+            dims, x.shape, self.filter, self.stride, self.padding, extra, self.groups, self.dilation
+        )
+        out = self._run(x, partial(patch_norm, x, window), partial(convolved, x, window), self.groups)
+        return out if input.dim() == x.dim() else out.squeeze(0)
+
+
+# By forward method, so that a subclass with a forward of its own is not taken for one of these.
+FROZEN: dict[Any, type[Frozen]] = {
+    DecoupledLinear.forward: FrozenLinear,
+    NormalizedLinear.forward: FrozenLinear,
+    DecoupledConvNd.forward: FrozenConv,
+    DecoupledConvTransposeNd.forward: FrozenConvTranspose,
+}
+
+
+def convolved(x: Tensor, window: Window, filters: Tensor) -> Tensor:
+    return kernel.plain_convolution(x, filters, window)
+
+
+def operator_of(layer: Any) -> Operator:
+    """The operator of a layer; a NormalizedLinear is linear with cosine."""
+    if isinstance(layer, Decoupled):
+        return layer.operator
+    linear = radial_table.TABLE["linear"]()
+    return Operator(lambda _: linear, angular_table.parse("cosine"), "none", False)
+
+
+def prepared(layer: Any, operator: Operator, affine: Affine | None) -> tuple[AnyValue, Filters]:
+    """The magnitude and the filters, output channels first, with every constant gain per channel absorbed."""
+    weight = layer.filters() if isinstance(layer, Decoupled) else layer.weight
+    magnitude = operator.magnitude(None)
+    filters = kernel.prepare(weight, operator, magnitude)
+    gain = None if affine is None else affine[0]
+    # A half-precision filter stays of unit length: tiny gains would round it to zero.
+    into_filter = angular_table.is_cosine(operator.angular) and weight.element_size() >= 4
+    if not operator.needs_norm:
+        constant = radial_table.gain(magnitude, torch.ones_like(filters.length, dtype=wide_dtype(weight)))
+        gain, into_filter = constant if gain is None else constant * gain, True
+        magnitude = radial_table.TABLE["linear"]()
+    return magnitude, filters if gain is None else absorb(filters, gain, into_filter)
+
+
+def absorb(filters: Filters, gain: Tensor, into_filter: bool) -> Filters:
+    """The filters whose response is `gain` times as large, channel by channel."""
+    dtype = filters.length.dtype
+    if not into_filter:
+        return replace(filters, factor=(gain if filters.factor is None else filters.factor * gain).to(dtype))
+    columns = gain.reshape(-1, *(1,) * (filters.weight.dim() - 1))
+    weight = (filters.weight.to(gain.dtype) * columns).to(filters.weight.dtype)
+    return replace(filters, weight=weight, length=(filters.length * gain.abs()).to(dtype))
+
+
+def folded_bias(bias: Tensor | None, affine: Affine | None, weight: Tensor) -> Tensor | None:
+    """a·bias + b."""
+    if affine is None:
+        return own(bias)
+    scale, shift = affine
+    return (shift if bias is None else bias.to(scale.dtype) * scale + shift).to(weight.dtype)
+
+
+def own(tensor: Tensor | None) -> Tensor | None:
+    """A copy that shares its memory with nothing, so that every format can store it."""
+    return None if tensor is None else tensor.detach().clone()
+
+
+def like(tensor: Tensor, weight: Tensor) -> Tensor:
+    """A copy with the memory layout of the weight."""
+    return torch.empty_like(weight, requires_grad=False).copy_(tensor)
+
+
+def tensor_names(prefix: str, value: AnyValue) -> Iterator[str]:
+    """A name for every tensor of a value, in the order of `flatten`."""
+    for index, term in enumerate(value.terms):
+        which = f"_{index}" if len(value.terms) > 1 else ""
+        for key, held in term.parameters.items():
+            if isinstance(held, Tensor):
+                yield f"{prefix}_{key}{which}"
+            elif isinstance(held, tuple):
+                yield from (f"{prefix}_{key}{which}_{j}" for j, item in enumerate(held) if isinstance(item, Tensor))

@@ -1,0 +1,141 @@
+"""compile, export, ONNX, vmap and torch.func over decoupled layers."""
+
+import itertools
+
+import pytest
+import torch
+from torch.func import functional_call, grad, hessian, jvp, vmap
+
+import hyperball as hb
+from hyperball import functional as F
+
+OPERATORS = [
+    ("tanh", "cosine", "none"),
+    ("ball(per='layer')", "sigmoid(learn_k=True)", "joint"),
+    ("barron(learn_shape=True)", "linear", "linear"),
+    ("linear + log", "square_cosine", "none"),
+    ("sphere", "power(learn_b=True)", "split"),
+    ("piecewise", "piecewise", "none"),
+    ("seg(relative=False)", "rectified_cosine", "none"),
+]
+
+
+def layer_of(operator, **options) -> hb.nn.DecoupledConv2d:
+    magnitude, angular, weighting = operator
+    return hb.nn.DecoupledConv2d(
+        4, 6, 3, padding=1, bias=True, magnitude=magnitude, angular=angular, weighting=weighting, **options
+    )
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_compiled_in_one_graph_equals_eager_forward_and_backward(operator):
+    layer, x = layer_of(operator, groups=2), torch.randn(2, 4, 6, 6, requires_grad=True)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    results = []
+    for call in (layer, compiled):
+        out = call(x)
+        results.append([out, *torch.autograd.grad(out.square().sum(), [x, *layer.parameters()])])
+    for eager, traced in zip(*results, strict=True):
+        torch.testing.assert_close(traced, eager, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_compiled_without_gradients_equals_eager(operator):
+    layer, x = layer_of(operator, groups=2).eval(), torch.randn(2, 4, 6, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(torch.compile(layer, fullgraph=True, backend="aot_eager")(x), layer(x))
+
+
+def test_inductor_compiles_a_training_step():
+    layer, x = layer_of(OPERATORS[0]), torch.randn(2, 4, 6, 6, requires_grad=True)
+    expected = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+    compiled = torch.compile(layer, fullgraph=True)
+    got = torch.autograd.grad(compiled(x).square().sum(), [x, *layer.parameters()])
+    for ours, want in zip(got, expected, strict=True):
+        torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-4)
+
+
+def test_compiled_training_updates_the_running_mean():
+    layer, x = layer_of(OPERATORS[0]), torch.randn(2, 4, 6, 6)
+    torch.compile(layer, fullgraph=True, backend="aot_eager")(x)
+    running = layer.magnitude.running_length.clone()
+    assert layer.magnitude.batches == 1
+    layer.magnitude.batches.zero_()
+    layer(x)
+    torch.testing.assert_close(running, layer.magnitude.running_length)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_exported_equals_eager_with_a_dynamic_batch(operator):
+    layer, x = layer_of(operator, groups=2).eval(), torch.randn(2, 4, 6, 6)
+    program = torch.export.export(layer, (x,), dynamic_shapes=({0: torch.export.Dim("batch", min=2)},))
+    more = torch.randn(5, 4, 6, 6)
+    torch.testing.assert_close(program.module()(more), layer(more))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_onnx_runs_and_equals_eager(operator, tmp_path):
+    pytest.importorskip("onnxscript")
+    runtime = pytest.importorskip("onnxruntime")
+    layer, x = layer_of(operator, stride=2).eval(), torch.randn(2, 4, 7, 7)
+    torch.onnx.export(layer, (x,), tmp_path / "layer.onnx", dynamo=True, verbose=False)
+    session = runtime.InferenceSession(str(tmp_path / "layer.onnx"))
+    (out,) = session.run(None, {session.get_inputs()[0].name: x.numpy()})
+    torch.testing.assert_close(torch.from_numpy(out), layer(x).detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_vmap_over_inputs_equals_a_loop(operator):
+    layer, xs = layer_of(operator, groups=2).eval(), torch.randn(3, 2, 4, 6, 6)
+    torch.testing.assert_close(vmap(layer)(xs), torch.stack([layer(x) for x in xs]))
+
+
+def test_vmap_over_weights_equals_a_loop():
+    x, ws = torch.randn(2, 4, 6, 6), torch.randn(5, 3, 4, 3, 3)
+    for magnitude, angular in itertools.product(("tanh", "log"), ("cosine", "square_cosine")):
+        call = lambda w, m=magnitude, g=angular: F.decoupled_conv2d(x, w, magnitude=m, angular=g)  # noqa: E731
+        torch.testing.assert_close(vmap(call)(ws), torch.stack([call(w) for w in ws]))
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_per_sample_gradients_equal_a_loop(operator):
+    layer, xs = layer_of(operator).eval(), torch.randn(3, 4, 6, 6)
+    parameters = dict(layer.named_parameters())
+
+    def loss(parameters, x):
+        return functional_call(layer, parameters, (x[None],)).square().sum()
+
+    together = vmap(grad(loss), in_dims=(None, 0))(parameters, xs)
+    for index, x in enumerate(xs):
+        for name, value in grad(loss)(parameters, x).items():
+            torch.testing.assert_close(together[name][index], value, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("operator", OPERATORS)
+def test_forward_mode_equals_finite_differences(operator):
+    layer = layer_of(operator).double().eval()
+    x, v = torch.randn(2, 2, 4, 5, 5, dtype=torch.float64)
+    _, tangent = jvp(layer, (x,), (v,))
+    difference = (layer(x + 1e-6 * v) - layer(x - 1e-6 * v)) / 2e-6
+    torch.testing.assert_close(tangent, difference, rtol=1e-5, atol=1e-5)
+    assert tangent.abs().max() > 0
+
+
+def test_hessians_by_forward_over_reverse_are_symmetric():
+    layer, x = layer_of(OPERATORS[0]).double().eval(), torch.randn(4, 3, 3, dtype=torch.float64)
+    matrix = hessian(lambda x: layer(x[None]).square().sum())(x).reshape(36, 36)
+    torch.testing.assert_close(matrix, matrix.T)
+    assert matrix.abs().max() > 0
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("operator", OPERATORS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_cuda_equals_cpu(operator, dtype):
+    layer, x = layer_of(operator, groups=2), torch.randn(4, 4, 9, 9)
+    expected = layer.double()(x.double()).float()
+    out = layer.to("cuda", dtype)(x.to("cuda", dtype))
+    factor = {torch.float32: 1e-4, torch.bfloat16: 4e-2, torch.float16: 1e-2}[dtype]
+    torch.testing.assert_close(out.float().cpu(), expected, rtol=factor, atol=factor)
+    out.float().square().sum().backward()
+    assert all(p.grad.isfinite().all() for p in layer.parameters())
