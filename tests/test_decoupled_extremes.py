@@ -1,0 +1,115 @@
+"""Zeros, ties, parallel vectors, 1e±20 and half precision: finite wherever the exact answer is."""
+
+import itertools
+
+import numpy as np
+import pytest
+import reference
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hyperball import functional as F
+
+OPERATORS = [
+    (m, g, w)
+    for m, g, w in itertools.product(reference.MAGNITUDES, reference.ANGULARS, ("none", "linear", "joint", "split"))
+    if not (w == "split" and m in ("seg", "mix"))
+]
+DTYPES = [torch.float64, torch.float32, torch.bfloat16, torch.float16]
+ERROR = {torch.float64: 1e-6, torch.float32: 2e-3, torch.bfloat16: 0.08, torch.float16: 0.02}
+
+
+def check_against_reference(x, w, operator, gradients=True):
+    """Finite and near the float64 reference wherever that is representable; gradients finite."""
+    magnitude, angular, weighting = operator
+    options = {"magnitude": magnitude, "angular": angular, "weighting": weighting}
+    x, w = x.clone().requires_grad_(), w.clone().requires_grad_()
+    out = F.decoupled_conv2d(x, w, padding=1, **options)
+    exact = reference.decoupled_conv(x.detach(), w.detach(), None, 1, 1, **options)
+    representable = exact.abs() < torch.finfo(out.dtype).max
+    assert out[representable].isfinite().all()
+    scale = exact[representable].abs().max().clamp(min=1e-6) if representable.any() else 1.0
+    assert ((out.detach().double() - exact)[representable].abs() <= ERROR[x.dtype] * scale).all()
+    if gradients:
+        for gradient in torch.autograd.grad(out.double().clamp(-1e30, 1e30).sum(), (x, w)):
+            assert not gradient.isnan().any()
+
+
+PLACES = {
+    "zeros": lambda x, w: (x * 0, w),
+    "zero filters": lambda x, w: (x, w * 0),
+    "parallel": lambda x, w: (w[:2].repeat(1, 1, 2, 2)[:, :, :5, :5], w),
+    "sparse": lambda x, w: (x.relu() * (torch.rand_like(x) > 0.7), w),
+    "ties": lambda x, w: (torch.ones_like(x), torch.ones_like(w)),
+    "huge": lambda x, w: (x * 1e20, w),
+    "tiny": lambda x, w: (x * 1e-20, w),
+    "mixed": lambda x, w: (x * torch.where(torch.rand_like(x) > 0.5, 1e20, 1e-20), w),
+    "huge filters": lambda x, w: (x, w * 1e20),
+    "tiny filters": lambda x, w: (x, w * 1e-20),
+}
+
+
+BEYOND_HALF = ("huge", "tiny", "mixed", "huge filters", "tiny filters")
+CASES = [(p, d) for p, d in itertools.product(PLACES, DTYPES) if not (d == torch.float16 and p in BEYOND_HALF)]
+
+
+@pytest.mark.parametrize("place, dtype", CASES)
+def test_no_operator_breaks_at_the_extremes(place, dtype):
+    x, w = PLACES[place](torch.randn(2, 4, 5, 5), torch.randn(3, 4, 3, 3))
+    for operator in OPERATORS:
+        check_against_reference(x.to(dtype), w.to(dtype), operator)
+
+
+@pytest.mark.parametrize("magnitude", ["sphere", "ball", "tanh", "log", "barron"])
+@pytest.mark.parametrize("angular", reference.ANGULARS)
+def test_float16_inputs_near_the_limit_give_finite_outputs(magnitude, angular):
+    for x in (torch.full((2, 4, 5, 5), 6e4), torch.randn(2, 4, 5, 5).sign() * 6e4):
+        check_against_reference(x.half(), torch.randn(3, 4, 3, 3).half(), (magnitude, angular, "none"), gradients=False)
+
+
+@pytest.mark.parametrize("scale", [1e-200, 1e200])
+def test_float64_norms_hold_where_squares_do_not(scale):
+    x, w = torch.randn(1, 2, 4, 4, dtype=torch.float64), torch.randn(3, 2, 3, 3, dtype=torch.float64)
+    large = F.decoupled_conv2d(x * scale, w, magnitude=f"ball(rho={2 * scale})", angular="square_cosine")
+    torch.testing.assert_close(large, F.decoupled_conv2d(x, w, magnitude="ball(rho=2)", angular="square_cosine"))
+
+
+def numbers(largest: float):
+    bound = float(np.float32(largest))
+    return st.floats(-bound, bound, allow_nan=False, width=32)
+
+
+@given(
+    st.lists(numbers(1e20), min_size=18, max_size=18),
+    st.lists(numbers(1e10), min_size=9, max_size=9),
+    st.sampled_from(OPERATORS),
+    st.sampled_from([torch.float64, torch.float32, torch.bfloat16]),
+)
+def test_any_finite_input_gives_finite_outputs_and_gradients(values, weights, operator, dtype):
+    x = torch.tensor(values).reshape(2, 1, 3, 3).to(dtype)
+    w = torch.tensor(weights).reshape(1, 1, 3, 3).to(dtype)
+    magnitude, angular, weighting = operator
+    x.requires_grad_()
+    w.requires_grad_()
+    out = F.decoupled_conv2d(x, w, padding=1, magnitude=magnitude, angular=angular, weighting=weighting)
+    assert out.isfinite().all()
+    for gradient in torch.autograd.grad(out.sum(), (x, w)):
+        assert not gradient.isnan().any()
+
+
+@given(st.lists(numbers(6e4), min_size=18, max_size=18), st.sampled_from(["sphere", "ball", "tanh"]))
+def test_any_float16_input_gives_bounded_outputs_of_bounded_operators(values, magnitude):
+    x = torch.tensor(values).reshape(2, 1, 3, 3).half()
+    for angular in reference.ANGULARS:
+        out = F.decoupled_conv2d(x, torch.ones(2, 1, 3, 3).half(), padding=1, magnitude=magnitude, angular=angular)
+        assert (out.abs() <= 1.01).all()
+
+
+def test_nan_stays_where_it_is():
+    x = torch.randn(2, 3, 8, 8)
+    x[0, 0, 0, 0] = float("nan")
+    out = F.decoupled_conv2d(x, torch.randn(4, 3, 3, 3), magnitude="tanh", angular="linear")
+    assert out[0, :, 0, 0].isnan().all()
+    assert out[0, :, 1:, 1:].isfinite().all()
+    assert out[1].isfinite().all()

@@ -1,0 +1,53 @@
+"""`hb.explain`: the kernel and its reason."""
+
+import pytest
+import torch
+from torch import nn
+
+import hyperball as hb
+
+
+def test_a_layer_is_explained_with_its_operator_radius_and_kernel():
+    explanation = hb.explain(hb.nn.DecoupledConv2d(3, 8, 3, magnitude="tanh(rho=2)", angular="square_cosine"))
+    assert "α·tanh(n/ρ)" in explanation["operator"]
+    assert "c·|c|" in explanation["operator"]
+    assert "mean patch norms" in explanation["radius"]
+    assert "hand-written backward" in explanation["kernel"]
+    assert all(topic in str(explanation) for topic in ("operator", "radius", "kernel"))
+
+
+def test_a_linear_cosine_layer_runs_as_torchs_own():
+    assert "torch's own layer" in hb.explain(hb.nn.DecoupledLinear(3, 4, magnitude="linear"))["kernel"]
+
+
+def test_a_user_defined_row_says_that_it_runs_eagerly():
+    hb.radial.register("own", gain=lambda n: 1 / (1 + n))
+    try:
+        assert "eager, autograd's backward: own is user-defined" in hb.explain(
+            hb.nn.DecoupledLinear(3, 4, magnitude="own")
+        )["kernel"]  # fmt: skip
+    finally:
+        hb.radial.TABLE.rows.pop("own")
+
+
+def test_a_model_is_explained_layer_by_layer():
+    model = nn.Sequential(hb.nn.DecoupledConv2d(3, 4, 3), nn.ReLU(), hb.nn.DecoupledLinear(4, 2, magnitude="linear"))
+    explanation = hb.explain(model)
+    assert "hand-written" in explanation["0"]
+    assert "torch's own" in explanation["2"]
+
+
+def test_a_call_is_explained_without_running_it():
+    x, w = torch.empty(0, 3, 8, 8), torch.empty(4, 3, 3, 3)
+    explanation = hb.explain(hb.functional.decoupled_conv2d, x, w, magnitude="log", angular="linear")
+    assert "α·log(1+n)" in explanation["operator"]
+    assert "hand-written" in explanation["kernel"]
+
+
+def test_what_cannot_be_explained_is_refused():
+    with pytest.raises(TypeError, match="`module_or_call`"):
+        hb.explain(torch.relu)
+    with pytest.raises(ValueError, match="no hyperball layer"):
+        hb.explain(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="`magnitude`"):
+        hb.explain(hb.functional.decoupled_linear)
