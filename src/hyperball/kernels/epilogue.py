@@ -61,7 +61,7 @@ def evaluate(t: Terms) -> Tensor:
 class Partial:
     """df/dinput = base·full()·post (·factor where `scaled`); `post` has the input's shape: sums can go before it.
 
-    `base` is shared between partials, so that its product with the incoming gradient is formed once.
+    `base` is one and the same for all partials that have one: its product with the incoming gradient is formed once.
     """
 
     full: Callable[[], Tensor]
@@ -157,7 +157,7 @@ def pull_back(t: Terms, grad: Tensor, inputs: list[Tensor | None], needed: list[
     """Σ grad·df/dinput over the dimensions along which each input was broadcast."""
     grad = grad.to(t.n.dtype)
     scaled = t.scaled(grad)
-    weighted: dict[tuple[int, bool], Tensor] = {}
+    weighted: dict[bool, Tensor] = {}
     grads: list[Tensor | None] = []
     for partial, x, need in zip(partials(t), [t.y, t.n, *inputs[2:]], needed, strict=False):
         if not need or x is None:
@@ -165,8 +165,9 @@ def pull_back(t: Terms, grad: Tensor, inputs: list[Tensor | None], needed: list[
             continue
         v = scaled if partial.scaled else grad
         if partial.base is not None:
-            key = (id(partial.base), partial.scaled)
-            v = weighted[key] if key in weighted else weighted.setdefault(key, v * partial.base)
+            if partial.scaled not in weighted:
+                weighted[partial.scaled] = v * partial.base
+            v = weighted[partial.scaled]
         total = reduce_to(v * partial.full(), x)
         grads.append((total if partial.post is None else total * partial.post).to(x.dtype))
     return grads
