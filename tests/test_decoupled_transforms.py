@@ -39,6 +39,17 @@ def test_compiled_in_one_graph_equals_eager_forward_and_backward(operator):
         torch.testing.assert_close(traced, eager, rtol=1e-4, atol=1e-5)
 
 
+def test_a_function_with_texts_and_values_compiles_in_one_graph():
+    x, w, rho = torch.randn(2, 4, 6, 6), torch.randn(6, 4, 3, 3), torch.rand(6) + 1
+
+    def function(x, w, rho):
+        first = F.decoupled_conv2d(x, w, magnitude="linear + tanh(rho=2)", angular="sigmoid(k=0.5)")
+        return first + F.decoupled_conv2d(x, w, magnitude=hb.radial.ball(rho=rho), angular=hb.angular.power(b=1.5))
+
+    compiled = torch.compile(function, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, w, rho), function(x, w, rho))
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_compiled_without_gradients_equals_eager(operator):
     layer, x = layer_of(operator, groups=2).eval(), torch.randn(2, 4, 6, 6)

@@ -196,22 +196,29 @@ class Table:
 
     def parse(self, text: str) -> AnyValue:
         """``"tanh(rho=2)"`` or a sum ``"linear + tanh(rho=2)"`` as a value."""
-        try:
-            node = ast.parse(text.strip(), mode="eval").body
-        except SyntaxError:
-            raise ValueError(f"{text!r} is not a {self.what} text; write name or name(parameter=number)") from None
-        terms = tuple(self._term(term, text) for term in _addends(node))
+        parts = read_text(text)
+        if not parts:
+            raise ValueError(f"{text!r} is not a {self.what} text; write name or name(parameter=number)")
+        terms = tuple(self[name](**dict(arguments)) for name, arguments in parts)
         return terms[0] if len(terms) == 1 else Sum(terms)
 
-    def _term(self, node: ast.expr, text: str) -> Value:
-        if isinstance(node, ast.Name):
-            return self[node.id]()
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
-            row = self[node.func.id]
-            if node.args or any(keyword.arg is None for keyword in node.keywords):
-                raise ValueError(f"{text!r}: give the parameters of {row.name} by name: {', '.join(row.parameters)}")
-            return row(**{str(keyword.arg): _literal(keyword.value, text) for keyword in node.keywords})
-        raise ValueError(f"{text!r} is not a {self.what} text; write name or name(parameter=number)")
+
+@torch.compiler.assume_constant_result  # a text is read once, when a graph is traced
+def read_text(text: str) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]:
+    """The names and the literal arguments in a text, term by term; nothing if it is not of that form."""
+    try:
+        node = ast.parse(text.strip(), mode="eval").body
+    except SyntaxError:
+        return ()
+    terms = []
+    for term in _addends(node):
+        call = ast.Call(term, [], []) if isinstance(term, ast.Name) else term
+        if not isinstance(call, ast.Call) or not isinstance(call.func, ast.Name):
+            return ()
+        if call.args or any(keyword.arg is None for keyword in call.keywords):
+            raise ValueError(f"{text!r}: give the parameters of {call.func.id} by name, as in name(parameter=number)")
+        terms.append((call.func.id, tuple((str(k.arg), _literal(k.value, text)) for k in call.keywords)))
+    return tuple(terms)
 
 
 def _addends(node: ast.expr) -> Iterator[ast.expr]:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
-from hyperball.kernels.norms import inverse
+from hyperball.kernels.norms import cast, inverse
 from hyperball.rows import AnyValue, Value, flatten, rebuild
 
 BLOCK = 1 << 16  # elements of a piece that the CPU works on at a time
@@ -41,7 +41,7 @@ class Terms:
     @property
     def response(self) -> Tensor:
         """y in the dtype of n, at its true size."""
-        y = self.y.to(self.n.dtype)
+        y = cast(self.y, self.n.dtype)
         return y if self.lift is None else y * self.lift
 
     def scaled(self, part: Tensor) -> Tensor:
@@ -122,7 +122,7 @@ class Epilogue(torch.autograd.Function):
 
     @staticmethod
     def forward(plan: Plan, y: Tensor, n: Tensor, *rest: Any) -> Tensor:
-        pieces = [evaluate(block).to(y.dtype) for block in blocks(_terms(plan, y, n, *rest))]
+        pieces = [cast(evaluate(block), y.dtype) for block in blocks(_terms(plan, y, n, *rest))]
         return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     @staticmethod
@@ -155,7 +155,7 @@ def merge(pieces: list[list[Tensor | None]]) -> list[Tensor | None]:
 
 def pull_back(t: Terms, grad: Tensor, inputs: list[Tensor | None], needed: list[bool]) -> list[Tensor | None]:
     """Σ grad·df/dinput over the dimensions along which each input was broadcast."""
-    grad = grad.to(t.n.dtype)
+    grad = cast(grad, t.n.dtype)
     scaled = t.scaled(grad)
     weighted: dict[bool, Tensor] = {}
     grads: list[Tensor | None] = []
@@ -169,7 +169,7 @@ def pull_back(t: Terms, grad: Tensor, inputs: list[Tensor | None], needed: list[
                 weighted[partial.scaled] = v * partial.base
             v = weighted[partial.scaled]
         total = reduce_to(v * partial.full(), x)
-        grads.append((total if partial.post is None else total * partial.post).to(x.dtype))
+        grads.append(cast(total if partial.post is None else total * partial.post, x.dtype))
     return grads
 
 
@@ -187,7 +187,7 @@ class EpilogueWithTangent(Epilogue):
                 part = partial.full() * (tangent if partial.post is None else tangent * partial.post)
                 part = part if partial.base is None else part * partial.base
                 total = total + (terms.scaled(part) if partial.scaled else part)
-        return total.to(saved[0].dtype)
+        return cast(total, saved[0].dtype)
 
 
 def _terms(plan: Plan, y: Tensor, n: Tensor, factor: Any, stretch: Any, lift: Any, *parameters: Tensor) -> Terms:
@@ -203,11 +203,11 @@ def apply(t: Terms) -> Tensor:
     angular, angular_tensors = flatten(t.angular)
     inputs = (t.y, t.n, t.factor, t.stretch, t.lift, *radial_tensors, *angular_tensors)
     if is_composed(t.magnitude, t.angular):
-        return evaluate(t).to(t.y.dtype)
+        return cast(evaluate(t), t.y.dtype)
     if torch.compiler.is_compiling():
         needed = torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in inputs)
         if not needed:  # torch.compile cannot trace a Function with a variable number of inputs then, and need not
-            return evaluate(t).to(t.y.dtype)
+            return cast(evaluate(t), t.y.dtype)
     kind = Epilogue if torch.compiler.is_compiling() else EpilogueWithTangent
     return kind.apply((magnitude, angular, len(radial_tensors)), *inputs)
 

@@ -25,6 +25,11 @@ def wide_dtype(x: Tensor) -> torch.dtype:
     return torch.float32 if x.device.type == "mps" else torch.float64
 
 
+def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """x.to(dtype), and x itself where there is nothing to do: torch 2.11 compiles such an alias without its gradient."""
+    return x if x.dtype == dtype else x.to(dtype)
+
+
 class SumOfSquares(torch.autograd.Function):
     """q = Σ (x/a)² over `dims`, a = `scale` or 1; keeps x alone."""
 
@@ -36,7 +41,7 @@ class SumOfSquares(torch.autograd.Function):
         if scale is not None:
             return (x / scale).square().sum(dims, keepdim=True, dtype=wide)
         if torch.compiler.is_compiling():
-            return x.to(wide).square().sum(dims, keepdim=True)
+            return cast(x, wide).square().sum(dims, keepdim=True)
         return torch.linalg.vector_norm(x, 2, dims, keepdim=True, dtype=wide).square()
 
     @staticmethod
@@ -75,7 +80,7 @@ class Root(torch.autograd.Function):
     @staticmethod
     def forward(q: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
         root = q.sqrt() if scale is None else q.sqrt() * scale
-        return root.clamp(max=torch.finfo(dtype).max).to(dtype)
+        return cast(root.clamp(max=torch.finfo(dtype).max), dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -155,7 +160,7 @@ class UnitFilters(torch.autograd.Function):
     @staticmethod
     def forward(weight: Tensor, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
         m = norm(weight, dims)
-        return weight.to(m.dtype) * inverse(m), m
+        return cast(weight, m.dtype) * inverse(m), m
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
