@@ -203,7 +203,6 @@ class Table:
         return terms[0] if len(terms) == 1 else Sum(terms)
 
 
-@torch.compiler.assume_constant_result  # a text is read once, when a graph is traced
 def read_text(text: str) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]:
     """The names and the literal arguments in a text, term by term; nothing if it is not of that form."""
     try:
@@ -219,6 +218,10 @@ def read_text(text: str) -> tuple[tuple[str, tuple[tuple[str, Any], ...]], ...]:
             raise ValueError(f"{text!r}: give the parameters of {call.func.id} by name, as in name(parameter=number)")
         terms.append((call.func.id, tuple((str(k.arg), _literal(k.value, text)) for k in call.keywords)))
     return tuple(terms)
+
+
+# What torch.compiler.assume_constant_result sets, without its import of the compiler: a text is read once a graph.
+read_text._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def _addends(node: ast.expr) -> Iterator[ast.expr]:

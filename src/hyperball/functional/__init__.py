@@ -9,6 +9,8 @@ from hyperball.functional.decoupled import (
     decoupled_conv_transpose3d,
     decoupled_linear,
 )
+from hyperball.functional.projection import project, project_box, project_simplex
+from hyperball.functional.robust_loss import robust_loss
 
 __all__ = [
     "decoupled_conv1d",
@@ -18,4 +20,8 @@ __all__ = [
     "decoupled_conv_transpose2d",
     "decoupled_conv_transpose3d",
     "decoupled_linear",
+    "project",
+    "project_box",
+    "project_simplex",
+    "robust_loss",
 ]

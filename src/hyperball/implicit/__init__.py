@@ -1,12 +1,12 @@
 """Layers defined as the answer to an optimization problem."""
 
-from .adjoint import Implicit, Unrolled
-from .argmin import argmin
-from .bracketed import BracketedScalar
-from .constrained import AugmentedLagrangian
-from .linear import ConjugateGradient, Dense
-from .solution import ConvergenceError, ConvergenceWarning, Solution
-from .solvers import LBFGS, GradientDescent, Newton
+from hyperball.implicit.adjoint import Implicit, Unrolled
+from hyperball.implicit.argmin import argmin
+from hyperball.implicit.bracketed import BracketedScalar
+from hyperball.implicit.constrained import AugmentedLagrangian
+from hyperball.implicit.linear import ConjugateGradient, Dense
+from hyperball.implicit.solution import ConvergenceError, ConvergenceWarning, Solution
+from hyperball.implicit.solvers import LBFGS, GradientDescent, Newton
 
 __all__ = [
     "LBFGS",

@@ -26,7 +26,7 @@ def wide_dtype(x: Tensor) -> torch.dtype:
 
 
 def cast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """x.to(dtype), and x itself where there is nothing to do: torch 2.11 compiles such an alias without its gradient."""
+    """x.to(dtype), and x itself where nothing is to do: torch 2.11 compiles such an alias without its gradient."""
     return x if x.dtype == dtype else x.to(dtype)
 
 

@@ -1,5 +1,6 @@
 """Modules: parameters and one call."""
 
+from hyperball.nn.declarative import Declarative
 from hyperball.nn.decoupled import (
     DecoupledConv1d,
     DecoupledConv2d,
@@ -10,8 +11,10 @@ from hyperball.nn.decoupled import (
     DecoupledLinear,
     NormalizedLinear,
 )
+from hyperball.nn.projection import Projection
 
 __all__ = [
+    "Declarative",
     "DecoupledConv1d",
     "DecoupledConv2d",
     "DecoupledConv3d",
@@ -20,4 +23,5 @@ __all__ = [
     "DecoupledConvTranspose3d",
     "DecoupledLinear",
     "NormalizedLinear",
+    "Projection",
 ]

@@ -1,0 +1,185 @@
+"""The entry point: check, solve, report, attach the derivative."""
+
+from contextlib import ExitStack
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+
+from hyperball.implicit import checks
+from hyperball.implicit.adjoint import Implicit, Unrolled, attach
+from hyperball.implicit.constrained import KKT, AugmentedLagrangian, attached_steps
+from hyperball.implicit.descent import Minimum
+from hyperball.implicit.problem import Function, Inputs, Problem, pose, result_dtype, tensors_of
+from hyperball.implicit.solution import ON_FAILURE, OnFailure, Solution, first_of, report
+from hyperball.implicit.solvers import LBFGS, Newton, Solver
+
+NEWTON_LIMIT = 64
+
+
+@overload
+def argmin(
+    objective: Function,
+    inputs: Inputs,
+    init: Tensor,
+    *,
+    equality: Function | None = ...,
+    inequality: Function | None = ...,
+    solver: Solver | AugmentedLagrangian | None = ...,
+    adjoint: Implicit | Unrolled | None = ...,
+    on_failure: OnFailure = ...,
+    full: Literal[False] = ...,
+) -> Tensor: ...
+
+
+@overload
+def argmin(
+    objective: Function,
+    inputs: Inputs,
+    init: Tensor,
+    *,
+    equality: Function | None = ...,
+    inequality: Function | None = ...,
+    solver: Solver | AugmentedLagrangian | None = ...,
+    adjoint: Implicit | Unrolled | None = ...,
+    on_failure: OnFailure = ...,
+    full: Literal[True],
+) -> Solution: ...
+
+
+def argmin(
+    objective: Function,
+    inputs: Inputs,
+    init: Tensor,
+    *,
+    equality: Function | None = None,
+    inequality: Function | None = None,
+    solver: Solver | AugmentedLagrangian | None = None,
+    adjoint: Implicit | Unrolled | None = None,
+    on_failure: OnFailure = "raise",
+    full: bool = False,
+) -> Tensor | Solution:
+    """y(x) = argmin_u f(x, u), subject to h(x, u) = 0 and G(x, u) <= 0, as a differentiable function of x.
+
+    Args:
+        objective: f(x, u) with x structured as `inputs` and u shaped as `init`, in plain torch. It returns
+            one value per element: its shape is the batch shape and begins the shape of u, `()` for a single
+            problem. An element's value depends on that element of u alone. Parameters inside f get gradients.
+        inputs: x, a tensor or a tuple, list or dict of tensors; `()` where there are none.
+        init: where the search starts; no gradient flows to it.
+        equality: h(x, u), [*batch, m] or [*batch].
+        inequality: G(x, u), the same.
+        solver: Newton up to 64 variables per element and LBFGS beyond, unless given; with constraints it
+            becomes the inner solver of an AugmentedLagrangian.
+        adjoint: Implicit() unless given.
+        on_failure: what to do about elements that do not converge: "raise", "warn" or "ignore".
+        full: return the Solution instead of its value.
+
+    >>> import torch
+    >>> x = torch.tensor([[1.0, 2.0, 9.0]], requires_grad=True)
+    >>> argmin(lambda x, u: (x - u[:, None]).pow(2).sum(-1), x, torch.zeros(1)).item()
+    4.0
+    """
+    checks.eager_only()
+    check_settings(objective, equality, inequality, solver, adjoint, on_failure)
+    checks.start(init)
+    checks.tensors(tensors_of(inputs), init)
+    adjoint = adjoint or Implicit()
+    dtype = result_dtype(inputs, init)
+    wanted = torch.is_grad_enabled()
+    with ExitStack() as stack:
+        stack.enter_context(torch.autocast(init.device.type, enabled=False))
+        if torch.is_inference_mode_enabled():
+            stack.enter_context(torch.inference_mode(False))
+        problem, start = pose(objective, inputs, init, equality, inequality)
+        wanted = wanted and problem.requires_grad(start)
+        kkt = find(problem, start, choose(problem, solver), adjoint if wanted else None)
+        failures(problem, start, kkt.minimum, on_failure)
+        u = kkt.minimum.u
+        if wanted and isinstance(adjoint, Implicit):
+            u = attach(problem, kkt, adjoint, on_failure)
+        return finish(problem, kkt, u, dtype) if full else shaped(problem, kkt, u, dtype)
+
+
+def check_settings(
+    objective: Any,
+    equality: Any,
+    inequality: Any,
+    solver: Any,
+    adjoint: Any,
+    on_failure: Any,
+) -> None:
+    """Everything that can be refused before there is data."""
+    checks.function("objective", objective)
+    checks.function("equality", equality, optional=True)
+    checks.function("inequality", inequality, optional=True)
+    if solver is not None:
+        checks.instance("solver", solver, (Solver, AugmentedLagrangian))
+    if adjoint is not None:
+        checks.instance("adjoint", adjoint, (Implicit, Unrolled))
+    checks.choice("on_failure", on_failure, ON_FAILURE)
+
+
+def choose(problem: Problem, solver: Solver | AugmentedLagrangian | None) -> Solver | AugmentedLagrangian:
+    """The solver that will run: by size where none is given, wrapped where there are constraints."""
+    if solver is None:
+        solver = Newton() if problem.variables <= NEWTON_LIMIT else LBFGS()
+    if problem.constrained and isinstance(solver, Solver):
+        return AugmentedLagrangian(solver)
+    return solver.inner if isinstance(solver, AugmentedLagrangian) and not problem.constrained else solver
+
+
+def find(
+    problem: Problem, start: Tensor, solver: Solver | AugmentedLagrangian, adjoint: Implicit | Unrolled | None
+) -> KKT:
+    """Solve; the iterates keep their graph under Unrolled."""
+    unrolled = adjoint if isinstance(adjoint, Unrolled) else None
+    if isinstance(solver, AugmentedLagrangian):
+        kkt = solver.solve(problem.detached(), start)
+        if unrolled:
+            z = attached_steps(problem, kkt, max(unrolled.extra, 2))
+            kkt = kkt._replace(minimum=kkt.minimum._replace(u=z[:, : problem.variables]))
+        return kkt
+    if unrolled:
+        minimum = solver.minimize(problem.value, start, attach=True, extra=unrolled.extra)
+    else:
+        minimum = solver.minimize(problem.detached().value, start)
+    return KKT(minimum, minimum.u.detach(), start.new_zeros(start.shape[0], 0, dtype=torch.bool))
+
+
+def failures(problem: Problem, start: Tensor, minimum: Minimum, on_failure: OnFailure) -> None:
+    """Report the elements that did not converge, and why."""
+    bad = ~minimum.converged
+    if not bad.any():
+        return
+    outside = ~problem.detached().value(start).detach().isfinite()
+    if outside.any():
+        why = f"`objective` is not finite at `init` for {first_of(outside)} (NaN in `inputs`?)"
+    else:
+        why = (
+            f"`argmin` did not converge for {first_of(bad)}: residual up to "
+            f"{minimum.residual[bad].max():.3g} after up to {int(minimum.steps[bad].max())} steps; try "
+            "another `init` or `solver`, more `max_steps` or a larger `tolerance`"
+        )
+    report(why, on_failure)
+
+
+def shaped(problem: Problem, kkt: KKT, u: Tensor, dtype: torch.dtype) -> Tensor:
+    """u shaped as `init`, NaN where the objective could not be evaluated at all."""
+    lost = ~kkt.minimum.residual.isfinite()
+    return torch.where(lost[:, None], float("nan"), u).reshape(problem.shape).to(dtype)
+
+
+def finish(problem: Problem, kkt: KKT, u: Tensor, dtype: torch.dtype) -> Solution:
+    """The Solution in the caller's shapes."""
+    inequalities = kkt.active.shape[1]
+    n, end = problem.variables, kkt.z.shape[1] - inequalities
+    shape = problem.elements
+    return Solution(
+        shaped(problem, kkt, u, dtype),
+        kkt.minimum.converged.reshape(shape),
+        kkt.minimum.steps.reshape(shape),
+        kkt.minimum.residual.reshape(shape),
+        kkt.z[:, n:end].reshape(*shape, end - n) if problem.equality else None,
+        kkt.z[:, end:].reshape(*shape, inequalities) if problem.inequality else None,
+    )
