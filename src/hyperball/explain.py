@@ -65,7 +65,7 @@ def _of_layer(layer: Decoupled) -> Explanation:
     lines = _operator_lines(magnitude, angular, layer.weighting)
     radius = layer.radius
     if radius is not None:
-        unit = "mean patch norms" if layer.magnitude.is_relative else "absolute"
+        unit = "relative to the mean patch norm" if layer.magnitude.is_relative else "absolute"
         span = f"{radius.min():.4g} to {radius.max():.4g}" if radius.numel() > 1 else f"{radius.item():.4g}"
         learned = [name for name, _ in layer.magnitude.named_parameters()]
         lines.insert(1, ("radius", f"{span} ({unit}; {'learned' if learned else 'fixed'}, {radius.numel()} value(s))"))

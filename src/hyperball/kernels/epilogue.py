@@ -18,7 +18,7 @@ from hyperball import radial as radial_table
 from hyperball.kernels.norms import cast, inverse
 from hyperball.rows import AnyValue, Value, flatten, rebuild
 
-BLOCK = 1 << 16  # elements of a piece that the CPU works on at a time
+BLOCK = 1 << 15  # elements of a piece that one CPU thread works on at a time: torch's own grain
 Plan = tuple[AnyValue, AnyValue, int]  # magnitude and angular function without their tensors; the first one's count
 
 
@@ -91,9 +91,9 @@ def partials(t: Terms) -> Iterator[Partial]:
     c = t.response * inverse(t.n)
     g = angular_table.g(t.angular, c)
     g1 = angular_table.slope(t.angular, c, g)
-    h = t.n * s
-    yield Partial(lambda: s * g1, post=t.lift)
-    yield Partial(lambda: h1 * g - s * g1 * c)
+    h, tilt = t.n * s, s * g1
+    yield Partial(lambda: tilt, post=t.lift)
+    yield Partial(lambda: h1 * g - tilt * c)
     yield Partial(lambda: h, g, scaled=False)
     yield Partial(lambda: t.n * (h1 - s), g, one_over_stretch)
     for ds, post in slopes:
@@ -218,7 +218,8 @@ def blocks(t: Terms) -> list[Terms]:
     batch = t.y.shape[0] if t.y.dim() else 0
     if plain or t.y.numel() < 2 * BLOCK or batch < 2 or t.n.dim() != t.y.dim() or t.n.shape[0] != batch:
         return [t]
-    rows = max(1, BLOCK * batch // t.y.numel())
+    threads = torch.get_num_threads()  # two gain nothing over one here, and wait for each other on a busy machine
+    rows = max(1, (BLOCK if threads <= 2 else BLOCK * threads) * batch // t.y.numel())
     return [replace(t, y=y, n=n) for y, n in zip(t.y.split(rows), t.n.split(rows), strict=True)]
 
 

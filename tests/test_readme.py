@@ -1,0 +1,28 @@
+"""The README's code runs, and prints what it promises."""
+
+import contextlib
+import io
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+BLOCKS = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), flags=re.DOTALL)
+
+
+@pytest.mark.parametrize("code", BLOCKS)
+def test_every_python_block_of_the_readme_runs(code):
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {})
+    assert "largest response" in printed.getvalue()
+    assert "hand-written backward" in printed.getvalue()
+
+
+def test_files_that_the_readme_names_exist():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    names = re.findall(r"\]\(([^)#]+)\)", text)
+    assert names
+    for name in names:
+        assert (ROOT / name).exists(), name
