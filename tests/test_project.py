@@ -21,6 +21,7 @@ FILES = sorted(path.relative_to(PACKAGE).as_posix() for path in PACKAGE.rglob("*
 # between `convert` and `models`; those with a leading underscore stand below all.
 ORDER = (
     "rows",
+    "radial_functions",
     "radial",
     "angular",
     "kernels",

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from hyperball.kernels.window import Window, box_sum
-from hyperball.radial import hypotenuse
+from hyperball.radial_functions import hypotenuse
 
 
 def norm_dtype(x: Tensor) -> torch.dtype:
