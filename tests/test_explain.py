@@ -11,7 +11,7 @@ def test_a_layer_is_explained_with_its_operator_radius_and_kernel():
     explanation = hb.explain(hb.nn.DecoupledConv2d(3, 8, 3, magnitude="tanh(rho=2)", angular="square_cosine"))
     assert "α·tanh(n/ρ)" in explanation["operator"]
     assert "c·|c|" in explanation["operator"]
-    assert "relative to the mean patch norm" in explanation["radius"]
+    assert "× the mean patch norm" in explanation["radius"]
     assert "hand-written backward" in explanation["kernel"]
     assert all(topic in str(explanation) for topic in ("operator", "radius", "kernel"))
 

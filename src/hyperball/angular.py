@@ -138,11 +138,11 @@ def piecewise_slope_partial(c: Tensor, index: int, slopes: tuple[Scalar, ...]) -
 
 
 def _rows() -> Iterator[Angular]:
-    yield Angular("linear", "1 − 2θ/π", {"eps": None}, g=linear_g, slope=linear_slope)
+    yield Angular("linear", "1 − 2θ/π", {"eps": None}, (), {"eps": 0.0}, g=linear_g, slope=linear_slope)
     yield Angular("cosine", "c", {}, g=lambda c: c, slope=lambda c, g: torch.ones_like(c))
     yield Angular(
-        "sigmoid", "tanh(asin(c)/2k)/tanh(π/4k)", {"k": 0.3, "eps": None}, ("k",), g=sigmoid_g, slope=sigmoid_slope,
-        partials={"k": sigmoid_k_partial},
+        "sigmoid", "tanh(asin(c)/2k)/tanh(π/4k)", {"k": 0.3, "eps": None}, ("k",), {"eps": 0.0}, g=sigmoid_g,
+        slope=sigmoid_slope, partials={"k": sigmoid_k_partial},
     )  # fmt: skip
     yield Angular("square_cosine", "c·|c|", {}, g=square_cosine_g, slope=lambda c, g: 2.0 * c.abs())
     yield Angular(
@@ -194,6 +194,10 @@ def register(
     replace: bool = False,
 ) -> Angular:
     """Add a function g(c, **parameters) written in plain torch; it runs eagerly, with autograd's derivatives."""
+    if not callable(g):
+        raise TypeError(f"`g` must be a function of the cosine and the parameters, got {g!r}")
+    if name in globals():
+        raise ValueError(f"`name` must not be that of a function of hyperball.angular, got {name!r}")
     row = Angular(name, formula, dict(parameters or {}), g=g)
     TABLE.add(row, replace=replace)
     return row
@@ -203,6 +207,10 @@ def __getattr__(name: str) -> Row:
     if name in TABLE.rows:
         return TABLE.rows[name]
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *TABLE.rows]
 
 
 def g(value: Value, c: Tensor) -> Tensor:
@@ -228,4 +236,4 @@ def partials(value: Value, c: Tensor) -> Iterator[Callable[[], Tensor]]:
 
 def is_cosine(value: Value) -> bool:
     """Whether g(c) = c, in which case neither c nor a division by n is needed."""
-    return value.name == "cosine"
+    return value.name == "cosine" and not value.row.composed

@@ -15,6 +15,7 @@ from hyperball.functional import decoupled as functions
 from hyperball.functional.decoupled import needs_norm
 from hyperball.kernels import epilogue
 from hyperball.nn.decoupled import Decoupled
+from hyperball.nn.learned import LearnedValue
 from hyperball.rows import AnyValue, Value
 
 
@@ -63,20 +64,36 @@ def _of_layer(layer: Decoupled) -> Explanation:
     magnitude, angular = layer.magnitude.value, layer.angular.value
     assert isinstance(angular, Value)
     lines = _operator_lines(magnitude, angular, layer.weighting)
-    radius = layer.radius
-    if radius is not None:
-        unit = "relative to the mean patch norm" if layer.magnitude.is_relative else "absolute"
-        span = f"{radius.min():.4g} to {radius.max():.4g}" if radius.numel() > 1 else f"{radius.item():.4g}"
-        learned = [name for name, _ in layer.magnitude.named_parameters()]
-        lines.insert(1, ("radius", f"{span} ({unit}; {'learned' if learned else 'fixed'}, {radius.numel()} value(s))"))
+    if layer.radius is not None:
+        lines.insert(1, ("radius", _radius_text(layer)))
     return Explanation(repr(layer), tuple(lines))
 
 
+def _radius_text(layer: Decoupled) -> str:
+    radius = layer.radius
+    assert radius is not None
+    learned = "learned" if layer.magnitude.learns("rho") else "fixed"
+    unit = "relative to the mean patch norm" if layer.magnitude.is_relative else "absolute"
+    if radius.is_meta:
+        return f"{learned}, {unit}, {radius.numel()} value(s)"
+    span = f"{radius.min():.4g} to {radius.max():.4g}" if radius.numel() > 1 else f"{radius.item():.4g}"
+    if layer.magnitude.is_relative:
+        mean = layer.magnitude.running_length
+        unit = f"{radius.mean() / mean:.3g} × the mean patch norm of {mean:.4g}"
+    return f"{span} ({learned}, {unit}, {radius.numel()} value(s))"
+
+
 def _of_model(model: nn.Module) -> Explanation:
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, Decoupled)]
-    if not layers:
+    """One line a hyperball layer; layers without a kernel of their own say what they are."""
+    lines = []
+    for name, module in model.named_modules():
+        if isinstance(module, Decoupled):
+            lines.append((name, _of_layer(module)["kernel"]))
+        elif type(module).__module__.startswith("hyperball.nn") and not isinstance(module, LearnedValue):
+            lines.append((name or "module", f"eager: {module!r}"))
+    if not lines:
         raise ValueError(f"`module_or_call` has no hyperball layer, got a {type(model).__name__}")
-    return Explanation(type(model).__name__, tuple((name, _of_layer(layer)["kernel"]) for name, layer in layers))
+    return Explanation(type(model).__name__, tuple(lines))
 
 
 def _operator_lines(magnitude: AnyValue, angular: Value, weighting: str) -> list[tuple[str, str]]:

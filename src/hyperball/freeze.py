@@ -92,10 +92,17 @@ class Search:
             if not isinstance(module, nn.ModuleList | nn.ModuleDict):
                 lines = str(error).splitlines() or [""]
                 self.untraced.append(f"{prefix[:-1] or 'the model'} ({type(error).__name__}: {lines[0]})")
-            for name, child in module.named_children():
-                self.look_into(child, f"{prefix}{name}.")
+            self._look_into_children(module, prefix)
             return
         self._read_off(graph, module, prefix)
+
+    def _look_into_children(self, module: nn.Module, prefix: str) -> None:
+        """Children with a forward of their own; an nn.Sequential may be cut open by a parent that was not traced."""
+        for name, child in module.named_children():
+            if isinstance(child, nn.Sequential):
+                self._look_into_children(child, f"{prefix}{name}.")
+            else:
+                self.look_into(child, f"{prefix}{name}.")
 
     def reads(self, name: str) -> bool:
         return any(path.startswith(f"{name}.") for path in self.read)
@@ -195,9 +202,10 @@ def freeze(model: nn.Module) -> nn.Module:
     The copy stays in evaluation mode, also after `train()`, and has no gradients. `freeze_report` of the result says
     layer by layer what was folded, or why not. A BatchNorm is folded, and replaced by nn.Identity, where a trace of
     forward with its default arguments shows that the layer feeds it alone and that both are called once. Of a model
-    that cannot be traced, every child that can be is looked at on its own, an nn.Sequential for example, and taken to
-    be called as a whole. Layers with hooks, with a forward of their own, or whose parameters are read from outside stay
-    as they are. A model for half precision is best cast first: scales then stay in float32.
+    that cannot be traced, every child with a forward of its own is looked at by itself and taken to be called as a
+    whole; an nn.Sequential is not, since models iterate over those. Layers with hooks, with a forward of their own, or
+    whose parameters are read from outside stay as they are. A model for half precision is best cast first: scales then
+    stay in float32.
 
     >>> import torch, hyperball as hb
     >>> model = torch.nn.Sequential(hb.nn.DecoupledConv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())

@@ -72,6 +72,7 @@ def _rows() -> Iterator[Radial]:
         "α",
         {**one, "eps": None},
         ("alpha",),
+        {"eps": 0.0},
         gain=f.sphere_gain,
         curvature=f.sphere_curvature,
         proportional=True,
@@ -207,8 +208,10 @@ def register(
     >>> row = hb.radial.register("root", magnitude=lambda n, rho: rho * (n / rho).sqrt(), parameters={"rho": 1.0})
     >>> layer = hb.nn.DecoupledConv2d(3, 8, 3, magnitude="root(rho=2)")
     """
-    if (gain is None) == (magnitude is None):
+    if (gain is None) == (magnitude is None) or not callable(gain or magnitude):
         raise ValueError("give either `gain` or `magnitude`, a function of n and the parameters")
+    if name in globals():
+        raise ValueError(f"`name` must not be that of a function of hyperball.radial, got {name!r}")
     if magnitude is not None:
         influence = magnitude
 
@@ -280,7 +283,7 @@ def unit_alpha(value: AnyValue) -> AnyValue:
 
 def needs_norm(value: AnyValue) -> bool:
     """Whether s depends on n at all."""
-    return any(term.name != "linear" for term in value.terms)
+    return any(term.name != "linear" or term.row.composed for term in value.terms)
 
 
 def composed(value: AnyValue) -> bool:

@@ -15,7 +15,6 @@ from torch import Tensor
 from hyperball.rows import Scalar
 
 TINY = 1e-20  # a length below it, where 1 is the unit, counts as zero
-FLOOR = 1e-30  # a length below it counts as zero in any unit
 SHAPE_LIMIT = 1e15  # stands for an infinite shape: (1 + q/b)^(-b/2) equals exp(-q/2) to rounding
 
 
@@ -24,10 +23,15 @@ def times(x: Tensor, factor: Scalar) -> Tensor:
     return x if isinstance(factor, float) and factor == 1.0 else x * factor
 
 
+def off_zero(n: Tensor) -> Tensor:
+    """n, held above a length that counts as zero in any unit: 1e-30, in float64 1e-250."""
+    return n.clamp(min=1e-250 if n.dtype == torch.float64 else 1e-30)
+
+
 def hypotenuse(a: Tensor, b: Scalar) -> Tensor:
     """sqrt(a² + b²) without overflow, for b >= 0; at least 1e-20."""
     longest = a.clamp(min=b).clamp(min=TINY)
-    return longest * ((a / longest).square() + (b / longest).square()).sqrt()
+    return (longest * ((a / longest).square() + (b / longest).square()).sqrt()).clamp(min=TINY)
 
 
 def log_one_plus_square(r: Tensor) -> tuple[Tensor, Tensor]:
@@ -60,7 +64,7 @@ def sphere_curvature(n: Tensor, s: Tensor, alpha: Scalar, eps: float) -> Tensor:
 
 def ball_gain(n: Tensor, alpha: Scalar, rho: Scalar) -> Tensor:
     """s = alpha / max(n, rho) (5)."""
-    return alpha / n.clamp(min=rho)
+    return alpha / off_zero(n).clamp(min=rho)
 
 
 def ball_curvature(n: Tensor, s: Tensor, alpha: Scalar, rho: Scalar) -> Tensor:
@@ -70,13 +74,13 @@ def ball_curvature(n: Tensor, s: Tensor, alpha: Scalar, rho: Scalar) -> Tensor:
 
 def tanh_gain(n: Tensor, alpha: Scalar, rho: Scalar) -> Tensor:
     """s = alpha·tanh(n/rho)/n, which is alpha/rho at 0 (6)."""
-    n = n.clamp(min=FLOOR)
+    n = off_zero(n)
     return times(torch.tanh(n * (1.0 / rho)) / n, alpha)
 
 
 def tanh_both(n: Tensor, alpha: Scalar, rho: Scalar) -> tuple[Tensor, Tensor]:
     """s, and h' = (alpha/rho)·(1 - tanh²(n/rho))."""
-    n = n.clamp(min=FLOOR)
+    n = off_zero(n)
     t = torch.tanh(n * (1.0 / rho))
     return times(t / n, alpha), (1.0 - t * t) * (alpha / rho)
 

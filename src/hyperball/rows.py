@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import ast
 import difflib
+import keyword
 import math
+import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -118,8 +120,12 @@ def make_value(row: Row, arguments: Mapping[str, Any]) -> Value:
     parameters: dict[str, Any] = dict(row.parameters)
     options: dict[str, Any] = {}
     known = [*row.parameters, *_option_names(row)]
+    seen: dict[str, str] = {}
     for given, argument in arguments.items():
         key = given if given in known else ALIASES.get(given, given)
+        if key in seen:
+            raise ValueError(f"`{row.name}` was given `{seen[key]}` and `{given}`, which are the same parameter")
+        seen[key] = given
         if key in parameters:
             parameters[key] = check_parameter(row, key, argument, given)
         elif key in _option_names(row):
@@ -163,7 +169,7 @@ def _check_scalar(row: Row, key: str, argument: Any, given: str) -> Scalar:
         if not argument.is_floating_point():
             raise TypeError(f"`{given}` of {row.name} must be a floating-point tensor, got {argument.dtype}")
         return argument
-    if isinstance(argument, bool) or not isinstance(argument, int | float):
+    if isinstance(argument, bool) or not isinstance(argument, numbers.Real):
         raise TypeError(f"`{given}` of {row.name} must be a number or a tensor, got {argument!r}")
     number = float(argument)
     if math.isnan(number) or (math.isinf(number) and key != "shape"):
@@ -185,8 +191,11 @@ class Table:
     def add(self, row: Row, *, replace: bool = False) -> None:
         if row.name in self.rows and not replace:
             raise ValueError(f"`name` {row.name!r} is already a {self.what} function; pass replace=True to replace it")
-        if not row.name.isidentifier():
+        if not isinstance(row.name, str) or not row.name.isidentifier() or keyword.iskeyword(row.name):
             raise ValueError(f"`name` must be an identifier, got {row.name!r}")
+        for key, default in row.parameters.items():
+            if default is not None:
+                check_parameter(row, key, default)
         self.rows[row.name] = row
 
     def __getitem__(self, name: str) -> Row:
@@ -233,8 +242,8 @@ def _addends(node: ast.expr) -> Iterator[ast.expr]:
 
 
 def _literal(node: ast.expr, text: str) -> Any:
-    sign = -1.0 if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) else 1.0
-    inner = node.operand if isinstance(node, ast.UnaryOp) else node
+    negative = isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub)
+    sign, inner = (-1.0, node.operand) if negative else (1.0, node)  # type: ignore[attr-defined]
     if isinstance(inner, ast.Name) and inner.id == "inf":
         return sign * math.inf
     try:
@@ -299,14 +308,18 @@ def require_positive(value: AnyValue) -> None:
     if torch.compiler.is_compiling():
         return
     for term in value.terms:
-        for key in term.row.positive:
-            held = term.parameters.get(key)
-            if isinstance(held, Tensor) and held.device.type == "cpu" and not _all_positive(held):
-                raise ValueError(f"`{key}` must be > 0 everywhere, got a tensor with minimum {held.min().item():g}")
+        for key, held in term.parameters.items():
+            for item in held if isinstance(held, tuple) else (held,):
+                if isinstance(item, Tensor) and item.device.type == "cpu" and item.numel():
+                    _refuse_range(term.row, key, item)
 
 
-def _all_positive(tensor: Tensor) -> bool:
+def _refuse_range(row: Row, key: str, tensor: Tensor) -> None:
     try:
-        return bool((tensor > 0).all())
+        least = float(tensor.detach().min())
     except RuntimeError:  # inside vmap a value cannot be read
-        return True
+        return
+    if key in row.positive and least <= 0:
+        raise ValueError(f"`{key}` must be > 0 everywhere, got a tensor with minimum {least:g}")
+    if least < row.at_least.get(key, -math.inf):
+        raise ValueError(f"`{key}` must be >= {row.at_least[key]:g} everywhere, got a tensor with minimum {least:g}")

@@ -104,14 +104,28 @@ def decoupled_linear(
     >>> hb.functional.decoupled_linear(torch.randn(2, 8), torch.randn(4, 8), magnitude="tanh(rho=2)").shape
     torch.Size([2, 4])
     """
+    check_tensors(input=input, weight=weight, bias=bias)
     if weight.dim() != 2:
         raise ValueError(f"`weight` must have 2 dimensions (out, in), got shape {tuple(weight.shape)}")
-    if input.dim() < 1 or input.shape[-1] != weight.shape[1]:
-        raise ValueError(
-            f"`input` must end in {weight.shape[1]} features as `weight` does, got shape {tuple(input.shape)}"
-        )
+    check_features(input, weight.shape[1])
     _check_bias(bias, weight.shape[0])
     return kernel.linear(input, weight, bias, fixed_operator(magnitude, angular, weighting, eps, weight.shape[0]))
+
+
+def check_tensors(**tensors: Any) -> None:
+    """Refuse what is not a real floating-point tensor; a bias may be None."""
+    for name, tensor in tensors.items():
+        if tensor is None and name == "bias":
+            continue
+        if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
+            got = tensor.dtype if isinstance(tensor, Tensor) else type(tensor).__name__
+            raise TypeError(f"`{name}` must be a real floating-point tensor, got {got}")
+
+
+def check_features(input: Tensor, features: int) -> None:
+    check_tensors(input=input)
+    if input.dim() < 1 or input.shape[-1] != features:
+        raise ValueError(f"`input` must end in {features} features, got shape {tuple(input.shape)}")
 
 
 def _check_bias(bias: Tensor | None, channels: int) -> None:
@@ -120,7 +134,8 @@ def _check_bias(bias: Tensor | None, channels: int) -> None:
 
 
 def batched(input: Tensor, dims: int) -> Tensor:
-    """Add the batch dimension if the input has none; refuse another rank."""
+    """Add the batch dimension if the input has none; refuse another rank or what is no real tensor."""
+    check_tensors(input=input)
     if input.dim() not in (dims + 1, dims + 2):
         raise ValueError(
             f"`input` must have {dims + 2} dimensions, or {dims + 1} without a batch, got {tuple(input.shape)}"
@@ -140,6 +155,7 @@ def _convolution(
     dims: int, input: Tensor, weight: Tensor, bias: Tensor | None, stride: Numbers, padding: Numbers | str,
     dilation: Numbers, groups: int, magnitude: Magnitude, angular: Angular, weighting: str, eps: float,
 ) -> Tensor:  # fmt: skip
+    check_tensors(input=input, weight=weight, bias=bias)
     window = convolution_window(dims, batched(input, dims).shape, weight, stride, padding, dilation, groups)
     _check_bias(bias, weight.shape[0])
     operator = fixed_operator(magnitude, angular, weighting, eps, weight.shape[0])
@@ -151,6 +167,7 @@ def _transposed(
     output_padding: Numbers, groups: int, dilation: Numbers, magnitude: Magnitude, angular: Angular, weighting: str,
     eps: float,
 ) -> Tensor:  # fmt: skip
+    check_tensors(input=input, weight=weight, bias=bias)
     shape = batched(input, dims).shape
     window = transposed_window(dims, shape, weight, stride, padding, output_padding, groups, dilation)
     channels = weight.shape[1] * groups

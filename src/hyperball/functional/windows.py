@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import index
 
 from torch import Tensor
 
@@ -13,10 +14,13 @@ Numbers = int | Sequence[int]
 
 def per_dimension(name: str, given: Numbers, dims: int, least: int) -> tuple[int, ...]:
     """An int, or one int per spatial dimension, as a tuple."""
-    numbers = (given,) * dims if isinstance(given, int) else tuple(given)
+    try:
+        numbers = tuple(index(n) for n in given) if isinstance(given, Sequence) else (index(given),)
+    except TypeError:
+        numbers = ()
     if len(numbers) == 1:
         numbers = numbers * dims
-    if len(numbers) != dims or any(isinstance(n, bool) or not isinstance(n, int) or n < least for n in numbers):
+    if len(numbers) != dims or isinstance(given, bool) or any(n < least for n in numbers):
         raise ValueError(f"`{name}` must be an int or {dims} ints, each >= {least}, got {given!r}")
     return numbers
 
@@ -35,6 +39,11 @@ def padding_pairs(
     if isinstance(padding, str):
         raise ValueError(f"`padding` must be 'same', 'valid' or ints, got {padding!r}")
     return tuple((width, width) for width in per_dimension("padding", padding, len(kernel), 0))
+
+
+def check_weight(weight: Tensor, dims: int) -> None:
+    if weight.dim() != dims + 2 or 0 in weight.shape[2:]:
+        raise ValueError(f"`weight` must have {dims + 2} dimensions, the last {dims} >= 1, got {tuple(weight.shape)}")
 
 
 def _check_groups(groups: int, in_channels: int, out_channels: int) -> None:
@@ -57,8 +66,7 @@ def convolution_window(
     groups: int,
 ) -> Window:
     """The window of a convolution of an input of this (batched) shape."""
-    if weight.dim() != dims + 2:
-        raise ValueError(f"`weight` must have {dims + 2} dimensions, got shape {tuple(weight.shape)}")
+    check_weight(weight, dims)
     _check_groups(groups, shape[1], weight.shape[0])
     if weight.shape[1] * groups != shape[1]:
         raise ValueError(
@@ -83,8 +91,7 @@ def transposed_window(
     groups: int, dilation: Numbers,
 ) -> Window:  # fmt: skip
     """The window of a transposed convolution of an input of this (batched) shape."""
-    if weight.dim() != dims + 2:
-        raise ValueError(f"`weight` must have {dims + 2} dimensions, got shape {tuple(weight.shape)}")
+    check_weight(weight, dims)
     _check_groups(groups, weight.shape[0], weight.shape[1] * groups)
     if weight.shape[0] != shape[1]:
         raise ValueError(f"`input` must have {weight.shape[0]} channels as `weight` does, got {shape[1]}")

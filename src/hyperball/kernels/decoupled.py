@@ -14,7 +14,7 @@ from torch import Tensor
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
 from hyperball.kernels import epilogue
-from hyperball.kernels.norms import norm, patch_norm, unit_filters
+from hyperball.kernels.norms import cast, norm, patch_norm, unit_filters
 from hyperball.kernels.window import Window
 from hyperball.rows import AnyValue, Value, map_scalars
 
@@ -63,9 +63,8 @@ def prepare(weight: Tensor, operator: Operator, magnitude: AnyValue) -> Filters:
         return Filters(unit.to(weight.dtype), torch.ones_like(m))
     factor = m
     if operator.weighting == "split":
-        factor = epilogue.apply(
-            epilogue.Terms(m.clone(), m, None, None, None, _cast(radial_table.unit_alpha(magnitude), m), COSINE)
-        )
+        whole = epilogue.evaluate if torch.compiler.is_compiling() else epilogue.apply
+        factor = whole(epilogue.Terms(m, m, None, None, None, _cast(radial_table.unit_alpha(magnitude), m), COSINE))
     if cosine:
         return Filters((unit * factor.reshape(length.shape)).to(weight.dtype), factor)
     return Filters(unit.to(weight.dtype), torch.ones_like(m), factor, m if operator.weighting == "joint" else None)
@@ -79,16 +78,27 @@ def run(
 
     Norms and the epilogue run outside autocast, in float32 at least; the plain layer runs as torch would run it.
     """
-    in_half = runs_in_half(x)
     with full_precision(x):
         n = norms() if operator.needs_norm else None
         magnitude = operator.magnitude(n)
         filters = filters_for(magnitude)
-        lift = overflow_guard(n, filters) if in_half else None
+        lift = overflow_guard(n, filters) if x.dtype == torch.float16 else None
     weight = filters.weight
     y = plain(weight if lift is None else (weight / lift).to(weight.dtype))
     with full_precision(x):
         return _finish(y, n, filters, lift, magnitude, operator, bias, groups)
+
+
+def convolve_with(
+    x: Tensor, bias: Tensor | None, window: Window, operator: Operator, filters_for: Callable[[AnyValue], Filters]
+) -> Tensor:
+    """The decoupled convolution of x [batch, channels, *spatial] with filters that are made for a magnitude."""
+    x, window = with_even_padding(as_convolved(x), window)
+
+    def plain(filters: Tensor) -> Tensor:
+        return plain_convolution(x, filters, window)
+
+    return run(x, bias, operator, lambda: patch_norm(x, window), filters_for, plain, window.groups)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, operator: Operator) -> Tensor:
@@ -100,20 +110,21 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, ope
         filters = prepare(swap_channels(weight, window.groups), operator, magnitude)
         return replace(filters, weight=swap_channels(filters.weight, window.groups))
 
-    return run(
-        x, bias, operator, lambda: patch_norm(x, window), filters_for,
-        lambda filters: plain_convolution(x, filters, window), window.groups,
-    )  # fmt: skip
+    return convolve_with(x, bias, window, operator, filters_for)
+
+
+def linear_with(
+    x: Tensor, bias: Tensor | None, operator: Operator, filters_for: Callable[[AnyValue], Filters]
+) -> Tensor:
+    """The decoupled linear map of x [..., features] with filters that are made for a magnitude."""
+    rows = as_convolved(x).reshape(-1, x.shape[-1])
+    out = run(rows, bias, operator, lambda: norm(rows, (-1,)), filters_for, lambda filters: F.linear(rows, filters))
+    return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, operator: Operator) -> Tensor:
     """The decoupled linear map of x [..., features]."""
-    rows = x.reshape(-1, x.shape[-1])
-    out = run(
-        rows, bias, operator, lambda: norm(rows, (-1,)), lambda magnitude: prepare(weight, operator, magnitude),
-        lambda filters: F.linear(rows, filters),
-    )  # fmt: skip
-    return out.reshape(*x.shape[:-1], weight.shape[0])
+    return linear_with(x, bias, operator, lambda magnitude: prepare(weight, operator, magnitude))
 
 
 def swap_channels(weight: Tensor, groups: int) -> Tensor:
@@ -122,16 +133,13 @@ def swap_channels(weight: Tensor, groups: int) -> Tensor:
 
 
 def plain_convolution(x: Tensor, weight: Tensor, window: Window) -> Tensor:
-    """torch's convolution over the window; unequal padding before and after is padded explicitly."""
+    """torch's convolution over the window, whose padding is the same before and after."""
     convolution = CONVOLUTIONS[window.dims, window.transposed]
     if window.transposed:
         padding = tuple(before for before, _ in window.padding)
         return convolution(
             x, weight, None, window.stride, padding, window.output_padding, window.groups, window.dilation
         )
-    if any(before != after for before, after in window.padding):
-        x = F.pad(x, [width for pair in reversed(window.padding) for width in pair])
-        return convolution(x, weight, None, window.stride, 0, window.dilation, window.groups)
     padding = tuple(before for before, _ in window.padding)
     return convolution(x, weight, None, window.stride, padding, window.dilation, window.groups)
 
@@ -203,10 +211,19 @@ def autocasts(x: Tensor) -> bool:
     return x.device.type != "meta" and torch.is_autocast_enabled(x.device.type)
 
 
-def runs_in_half(x: Tensor) -> bool:
-    """Whether the convolution will run in float16, by its dtype or by autocast."""
-    cast = autocasts(x) and x.dtype != torch.float64
-    return (torch.get_autocast_dtype(x.device.type) if cast else x.dtype) == torch.float16
+def as_convolved(x: Tensor) -> Tensor:
+    """x in the dtype in which autocast will convolve it: the norm is of what the convolution sees."""
+    if not autocasts(x) or x.dtype == torch.float64:
+        return x
+    return cast(x, torch.get_autocast_dtype(x.device.type))
+
+
+def with_even_padding(x: Tensor, window: Window) -> tuple[Tensor, Window]:
+    """x padded by hand where the window's padding differs before and after, and the window without that padding."""
+    if window.transposed or all(before == after for before, after in window.padding):
+        return x, window
+    x = F.pad(x, [width for pair in reversed(window.padding) for width in pair])
+    return x, replace(window, padding=((0, 0),) * window.dims)
 
 
 def overflow_guard(n: Tensor | None, filters: Filters) -> Tensor | None:

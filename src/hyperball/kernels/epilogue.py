@@ -215,7 +215,7 @@ def apply(t: Terms) -> Tensor:
 def blocks(t: Terms) -> list[Terms]:
     """The same terms in pieces along the batch that stay in a CPU's cache, where no graph is being recorded."""
     plain = torch.compiler.is_compiling() or torch.is_grad_enabled() or t.y.device.type != "cpu"
-    batch = t.y.shape[0] if t.y.dim() else 0
+    batch = t.y.shape[0] if t.y.dim() > 1 else 0
     if plain or t.y.numel() < 2 * BLOCK or batch < 2 or t.n.dim() != t.y.dim() or t.n.shape[0] != batch:
         return [t]
     threads = torch.get_num_threads()  # two gain nothing over one here, and wait for each other on a busy machine

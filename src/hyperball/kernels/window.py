@@ -77,8 +77,7 @@ def pad_axis(q: Tensor, axis: int, before: int, after: int) -> Tensor:
 
 def sum_taps(q: Tensor, axis: int, taps: int, stride: int, dilation: int) -> Tensor:
     """out[i] = Σ_k q[i·stride + k·dilation] along one axis."""
-    size = (q.shape[axis] - dilation * (taps - 1) - 1) // stride + 1
-    end = (size - 1) * stride + 1
+    end = q.shape[axis] - dilation * (taps - 1)
     index: list[slice] = [slice(None)] * q.dim()
     total = None
     for tap in range(taps):

@@ -14,6 +14,7 @@ from hyperball.functional.decoupled import (
     Magnitude,
     batched,
     check_eps,
+    check_features,
     check_weighting,
     needs_norm,
     run_convolution,
@@ -45,12 +46,19 @@ class Decoupled(nn.Module):
         check_eps(eps)
         h, g = radial_table.parse(magnitude), angular_table.parse(angular)
         check_weighting(weighting, h)
-        patch_size = self.weight.numel() // channels
+        patch_size = self.weight.numel() // max(channels, 1)
         self.weighting = weighting
         self.eps = eps
         self.magnitude = LearnedValue(h, channels, patch_size, eps, device, dtype)
         self.angular = LearnedValue(g, channels, patch_size, eps, device, dtype)
         self._needs_norm = needs_norm(h, g, weighting)
+
+    def reset_parameters(self) -> None:
+        """Initialize weight and bias as torch does, and the operator's parameters as the texts say."""
+        super().reset_parameters()  # type: ignore[misc]
+        for learned in (getattr(self, "magnitude", None), getattr(self, "angular", None)):
+            if learned is not None:
+                learned.reset_parameters()
 
     @property
     def operator(self) -> Operator:
@@ -92,8 +100,7 @@ class DecoupledLinear(Decoupled, nn.Linear):
         self._set_operator(magnitude, angular, weighting, eps, out_features, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
-        if input.dim() < 1 or input.shape[-1] != self.in_features:
-            raise ValueError(f"`input` must end in {self.in_features} features, got shape {tuple(input.shape)}")
+        check_features(input, self.in_features)
         return kernel.linear(input, self.weight, self.bias, self.operator)
 
 
@@ -204,5 +211,6 @@ class NormalizedLinear(nn.Linear):
         super().__init__(in_features, out_features, bias=False, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
+        check_features(input, self.in_features)
         unit, _ = unit_filters(self.weight, (1,))
         return F.linear(input, unit.to(self.weight.dtype))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import torch
@@ -17,12 +16,11 @@ from torch import Tensor, nn
 
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
-from hyperball.functional.decoupled import batched
+from hyperball.functional.decoupled import batched, check_features
 from hyperball.functional.windows import convolution_window, transposed_window
 from hyperball.kernels import decoupled as kernel
 from hyperball.kernels.decoupled import Filters, Operator
-from hyperball.kernels.norms import norm, patch_norm, wide_dtype
-from hyperball.kernels.window import Window
+from hyperball.kernels.norms import wide_dtype
 from hyperball.nn.decoupled import (
     Decoupled,
     DecoupledConvNd,
@@ -73,13 +71,13 @@ class Frozen(nn.Module):
     def _value(self, kept: tuple[AnyValue, tuple[str, ...]]) -> AnyValue:
         return rebuild(kept[0], [getattr(self, name) for name in kept[1]])
 
-    def _run(self, x: Tensor, norms: Callable[[], Tensor], plain: Callable[[Tensor], Tensor], groups: int) -> Tensor:
-        """f + bias, where plain(filter) is the plain convolution of x."""
-        filters = Filters(self.filter, self.longest, self.factor, self.stretch)
+    def _operator(self) -> Operator:
         magnitude, angular = self._value(self._magnitude), self._value(self._angular)
         assert isinstance(angular, Value)
-        operator = Operator(lambda _: magnitude, angular, "none", self.needs_norm)
-        return kernel.run(x, self.bias, operator, norms, lambda _: filters, plain, groups)
+        return Operator(lambda _: magnitude, angular, "none", self.needs_norm)
+
+    def _filters(self, _: AnyValue) -> Filters:
+        return Filters(self.filter, self.longest, self.factor, self.stretch)
 
     def _batched(self, input: Tensor, dims: int) -> Tensor:
         """The input with a batch dimension; a folded BatchNorm would have refused one without."""
@@ -108,14 +106,10 @@ class FrozenLinear(Frozen):
     """A frozen DecoupledLinear or NormalizedLinear."""
 
     def forward(self, input: Tensor) -> Tensor:
-        features = self.filter.shape[1]
-        if input.dim() < 1 or input.shape[-1] != features:
-            raise ValueError(f"`input` must end in {features} features, got shape {tuple(input.shape)}")
+        check_features(input, self.filter.shape[1])
         if self.folded is not None:
             self._batched(input, 0)
-        x = input.reshape(-1, features)
-        out = self._run(x, partial(norm, x, (-1,)), partial(F.linear, x), 1)
-        return out.reshape(*input.shape[:-1], out.shape[-1])
+        return kernel.linear_with(input, self.bias, self._operator(), self._filters)
 
 
 class FrozenConv(Frozen):
@@ -133,7 +127,7 @@ class FrozenConv(Frozen):
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self.pad_widths, mode=self.padding_mode), (0,) * dims
         window = convolution_window(dims, x.shape, self.filter, self.stride, padding, self.dilation, self.groups)
-        out = self._run(x, partial(patch_norm, x, window), partial(convolved, x, window), self.groups)
+        out = kernel.convolve_with(x, self.bias, window, self._operator(), self._filters)
         return out if input.dim() == x.dim() else out.squeeze(0)
 
 
@@ -156,7 +150,7 @@ class FrozenConvTranspose(Frozen):
         window = transposed_window(
             dims, x.shape, self.filter, self.stride, self.padding, extra, self.groups, self.dilation
         )
-        out = self._run(x, partial(patch_norm, x, window), partial(convolved, x, window), self.groups)
+        out = kernel.convolve_with(x, self.bias, window, self._operator(), self._filters)
         return out if input.dim() == x.dim() else out.squeeze(0)
 
 
@@ -167,10 +161,6 @@ FROZEN: dict[Any, type[Frozen]] = {
     DecoupledConvNd.forward: FrozenConv,
     DecoupledConvTransposeNd.forward: FrozenConvTranspose,
 }
-
-
-def convolved(x: Tensor, window: Window, filters: Tensor) -> Tensor:
-    return kernel.plain_convolution(x, filters, window)
 
 
 def operator_of(layer: Any) -> Operator:

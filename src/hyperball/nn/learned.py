@@ -50,56 +50,64 @@ class LearnedValue(nn.Module):
         self, value: AnyValue, channels: int, patch_size: int, eps: float, device: Any = None, dtype: Any = None
     ) -> None:
         super().__init__()
-        filled = fill(value, eps=eps)
-        require_positive(filled)
-        self.value = filled
+        self._initial = fill(value, eps=eps)
+        require_positive(self._initial)
+        self.value = _without_tensors(self._initial)
         self.eps = eps
         self.channels = channels
+        self.patch_size = patch_size
         self._stored: dict[tuple[int, str], str] = {}
-        for index, term in enumerate(filled.terms):
+        for index, term in enumerate(self._initial.terms):
             for key in term.parameters:
                 self._store(index, term, key, {"device": device, "dtype": dtype})
-        self.value = _without_tensors(filled)
         if self.is_relative:
             double = (dtype or torch.get_default_dtype()) == torch.float64
-            start = torch.full(
-                (), math.sqrt(patch_size), device=device, dtype=torch.float64 if double else torch.float32
-            )
-            self.register_buffer("running_length", start)
+            wide = {"device": device, "dtype": torch.float64 if double else torch.float32}
+            self.register_buffer("running_length", torch.full((), math.sqrt(patch_size), **wide))
             self.register_buffer("batches", torch.zeros((), device=device, dtype=torch.long))
 
     def _store(self, index: int, term: Value, key: str, factory: dict[str, Any]) -> None:
         """Make a parameter of what is learned, and a buffer of what is a fixed tensor; numbers stay numbers."""
-        held = term.parameters[key]
-        learned = key != "eps" and term.options.get(f"learn_{key}", key in LEARNED_BY_DEFAULT)
-        if not learned and not isinstance(held, Tensor):
+        learned = _learned(term, key)
+        if not learned and not _holds_tensor(term.parameters[key]):
             return
-        start = self._start(term, key, learned, factory)
         name = ("ratio" if _relative(term, key) else f"raw_{key}") + (f"_{index}" if len(self.value.terms) > 1 else "")
+        exact = self._start(term, key)
+        start = torch.empty(exact.shape, **factory).copy_(exact)
         if learned:
             self.register_parameter(name, nn.Parameter(start))
         else:
             self.register_buffer(name, start)
         self._stored[index, key] = name
 
-    def _start(self, term: Value, key: str, learned: bool, factory: dict[str, Any]) -> Tensor:
-        held = term.parameters[key]
-        if key == "shape" and learned and not bool((torch.as_tensor(held) < 2).all()):
-            raise ValueError(f"`shape` must be < 2 to be learned, got {held}")
+    def _start(self, term: Value, key: str) -> Tensor:
+        """The stored form of a parameter's initial value, in float64 on the CPU."""
+        held, learned = term.parameters[key], _learned(term, key)
+        exact: dict[str, Any] = {"device": "cpu", "dtype": torch.float64}
         if isinstance(held, tuple):
-            start = torch.tensor([float(item) for item in held], **factory)
+            start = torch.tensor([float(item) for item in held], **exact)
         elif isinstance(held, Tensor) and held.dim():
             if tuple(held.shape) not in ((1,), (self.channels,)) or term.options.get("per") == "layer":
+                shape = tuple(held.shape)
                 raise ValueError(
-                    f"`{key}` of {term.name} must have {self.channels} values per channel, got {tuple(held.shape)}"
+                    f"`{key}` of {term.name} must have {self.channels} values per channel, got shape {shape}"
                 )
-            start = held.detach().clone().to(**factory).expand(self.channels).contiguous()
+            start = held.detach().to(**exact).expand(self.channels).clone()
         else:
             size = () if not learned or term.options.get("per") == "layer" else (self.channels,)
-            start = torch.full(size, float(held), **factory)
-        if _relative(term, key):
-            return start.sqrt()
-        return _raw_and_map(term.row, key)[0](start)
+            start = torch.full(size, float(held), **exact)
+        if key == "shape" and learned and not bool((start < 2).all()):
+            raise ValueError(f"`shape` must be < 2 to be learned, got {held}")
+        return start.sqrt() if _relative(term, key) else _raw_and_map(term.row, key)[0](start)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Put every parameter and the running mean back to where they began."""
+        for (index, key), name in self._stored.items():
+            getattr(self, name).copy_(self._start(self._initial.terms[index], key))
+        if self.is_relative:
+            self.running_length.fill_(math.sqrt(self.patch_size))
+            self.batches.zero_()
 
     @property
     def is_relative(self) -> bool:
@@ -127,19 +135,36 @@ class LearnedValue(nn.Module):
         return tuple(present.unbind(0)) if isinstance(term.row.parameters[key], tuple) else present
 
     def _unit(self, norm: Tensor | None) -> Tensor:
-        if not self.training or norm is None or norm.numel() == 0:
-            return self.running_length
-        unit = mean_length(norm, self.eps)
-        self._track(unit.detach())
+        if not self.training or norm is None:
+            return self.running_length.clone()  # a later batch may change it before a backward reads it
+        unit = mean_length(norm, self.eps) if norm.numel() else self.running_length.clone()
+        self._track(unit.detach(), norm.numel())
         return unit
 
     @torch.no_grad()
-    def _track(self, unit: Tensor) -> None:
-        """running ← running + w·(unit − running), w = max(1 − 0.999, 1/batches): a plain mean at first."""
-        unit = _average_over_ranks(unit.to(self.running_length.dtype))
-        self.batches.add_(1)
-        weight = (1.0 / self.batches).clamp(min=1.0 - MOMENTUM).to(self.running_length.dtype)
-        self.running_length.lerp_(unit, weight)
+    def _track(self, unit: Tensor, count: int) -> None:
+        """running ← running + w·(unit − running), w = max(1 − 0.999, 1/batches): a plain mean at first.
+
+        Over ranks, `unit` is the mean over all of their patches; an empty or a non-finite batch changes nothing.
+        """
+        unit = unit.to(self.running_length.dtype)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            pair = torch.stack([unit * count, torch.full_like(unit, count)])
+            torch.distributed.all_reduce(pair)
+            counted, unit = pair[1] > 0, pair[0] / pair[1]
+        elif count == 0:
+            return
+        else:
+            counted = torch.ones_like(unit, dtype=torch.bool)
+        counted = counted & unit.isfinite()
+        self.batches.add_(counted.to(self.batches.dtype))
+        weight = (1.0 / self.batches.clamp(min=1)).clamp(min=1.0 - MOMENTUM).to(unit.dtype)
+        moved = torch.lerp(self.running_length, unit, weight)
+        self.running_length.copy_(torch.where(counted, moved, self.running_length))
+
+    def learns(self, key: str) -> bool:
+        """Whether a parameter of that name is learned."""
+        return any(key in term.parameters and _learned(term, key) for term in self.value.terms)
 
     def current(self, key: str) -> Tensor | None:
         """The present value of one parameter (of the first term that has it), as evaluation would use it."""
@@ -159,13 +184,20 @@ class LearnedValue(nn.Module):
         return self
 
     def _load_from_state_dict(
-        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: Any, *rest: Any
+        self, state_dict: Any, prefix: str, metadata: Any, strict: bool, missing: list[str], *rest: Any
     ) -> None:
-        """A plain layer's state has no entries for a row: what is missing keeps its initial value."""
-        super()._load_from_state_dict(state_dict, prefix, metadata, strict, [], *rest)
+        """A plain layer's state has no entries for a row: what is missing keeps its initial value, if it has one."""
+        absent: list[str] = []
+        super()._load_from_state_dict(state_dict, prefix, metadata, strict, absent, *rest)
+        held = self.state_dict(keep_vars=True)
+        missing.extend(key for key in absent if held[key.removeprefix(prefix)].is_meta)
 
     def extra_repr(self) -> str:
         return str(self.value)
+
+
+def _learned(term: Value, key: str) -> bool:
+    return key != "eps" and bool(term.options.get(f"learn_{key}", key in LEARNED_BY_DEFAULT))
 
 
 def _relative(term: Value, key: str) -> bool:
@@ -183,11 +215,3 @@ def _without_tensors(value: AnyValue) -> AnyValue:
 
 def _holds_tensor(held: Any) -> bool:
     return any(isinstance(item, Tensor) for item in (held if isinstance(held, tuple) else (held,)))
-
-
-def _average_over_ranks(unit: Tensor) -> Tensor:
-    if not (torch.distributed.is_available() and torch.distributed.is_initialized()):
-        return unit
-    unit = unit.clone()
-    torch.distributed.all_reduce(unit)
-    return unit / torch.distributed.get_world_size()

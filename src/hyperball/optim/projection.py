@@ -61,7 +61,17 @@ class WeightProjection:
                 "`model` must have no weighted decoupled layers, whose output projection would change, "
                 f"got {listed(weighted)}; skip_weighted=True leaves these as they are"
             )
-        return unweighted_layers(self.model)
+        layers = unweighted_layers(self.model)
+        chosen = {id(layer) for layer in layers.values()}
+        weights = {id(layer.weight): name for name, layer in layers.items()}
+        for name, module in self.model.named_modules():
+            for parameter in module.parameters(recurse=False):
+                if id(parameter) in weights and id(module) not in chosen:
+                    raise ValueError(
+                        f"`model` must not share a projected weight with another layer, whose output would change, "
+                        f"got {weights[id(parameter)]} and {name}"
+                    )
+        return layers
 
     @torch.no_grad()
     def project(self) -> None:
