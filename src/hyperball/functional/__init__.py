@@ -1,5 +1,6 @@
 """Stateless operations: arguments are checked, then a kernel is called."""
 
+from hyperball.functional.batch_norm import robust_batch_norm
 from hyperball.functional.decoupled import (
     decoupled_conv1d,
     decoupled_conv2d,
@@ -23,5 +24,6 @@ __all__ = [
     "project",
     "project_box",
     "project_simplex",
+    "robust_batch_norm",
     "robust_loss",
 ]

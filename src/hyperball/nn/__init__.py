@@ -1,5 +1,6 @@
 """Modules: parameters and one call."""
 
+from hyperball.nn.batch_norm import RobustBatchNorm1d, RobustBatchNorm2d
 from hyperball.nn.declarative import Declarative
 from hyperball.nn.decoupled import (
     DecoupledConv1d,
@@ -24,4 +25,6 @@ __all__ = [
     "DecoupledLinear",
     "NormalizedLinear",
     "Projection",
+    "RobustBatchNorm1d",
+    "RobustBatchNorm2d",
 ]

@@ -1,0 +1,314 @@
+"""Batch normalization by a robust location and scale, differentiated by the implicit function theorem.
+
+The mathematics of the estimates is in `hyperball.kernels.batch_norm`. Their derivatives follow from the
+equations they solve: with t = (x - m)/s, a = psi'(t), H = sum a·(1, t)(1, t)ᵀ and lambda = H⁻¹·(s·g_m, s·g_s),
+
+    g_x = a·(lambda_1 + lambda_2·t)/s.
+
+Kept for that are x and numbers per channel. The formulas are in differentiable operations, of the estimates
+too, so second derivatives are right.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+from torch.autograd import Function
+
+from hyperball import radial
+from hyperball.kernels.batch_norm import (
+    LEAST,
+    Estimator,
+    Totals,
+    blocks,
+    channel_sum,
+    expectation,
+    influence,
+    joint_moments,
+    local_moments,
+    reduced,
+    sample,
+    sample_count,
+    spread,
+    totals,
+    work_dtype,
+)
+from hyperball.rows import AnyValue, Row, Value, require_positive
+
+PENALTIES = ("quadratic", "pseudo_huber", "huber", "welsch", "truncated_quadratic", "barron")
+UNIT_EPS = 2.0**-20  # 1 - UNIT_EPS + UNIT_EPS is 1 exactly: a variance that divides by 1
+
+
+def residuals(x: Tensor, m: Tensor, s: Tensor) -> Tensor:
+    """t = (x - m)/s."""
+    return (x.to(m.dtype) - spread(m, x)) * spread(1.0 / s, x)
+
+
+def joint_pull(x: Tensor, m: Tensor, s: Tensor, c: Tensor, shift: Tensor, growth: Tensor, e: Estimator) -> Tensor:
+    """psi'·(shift + growth·t), in x's dtype."""
+    _, _, slope, t = influence(residuals(x, m, s), spread(c, x), e)
+    return (slope * (spread(shift, x) + spread(growth, x) * t)).to(x.dtype)
+
+
+def local_pull(x: Tensor, m: Tensor, s: Tensor, c: Tensor, moved: Tensor, scaled: Tensor, e: Estimator) -> Tensor:
+    """psi'·moved + (psi + t·psi')·scaled, in x's dtype."""
+    psi, _, slope, t = influence(residuals(x, m, s), spread(c, x), e)
+    return (slope * spread(moved, x) + (psi + t * slope) * spread(scaled, x)).to(x.dtype)
+
+
+def joined(parts: list[Tensor]) -> Tensor:
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def inverse_times(at: Totals, first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
+    """H⁻¹·(first, second), H = mean psi'·(1, t)(1, t)ᵀ, with what is nearly singular in it held at 1e-3."""
+    h0, h2 = at.slope.clamp(min=LEAST), at.slope_tt.clamp(min=LEAST)
+    determinant = torch.maximum(h0 * h2 - at.slope_t * at.slope_t, LEAST * h0 * h2)
+    return (
+        (h2 * first - at.slope_t * second) / determinant,
+        (h0 * second - at.slope_t * first) / determinant,
+    )
+
+
+class JointMoments(Function):
+    """(m, s) of every channel for a convex penalty, and the totals there."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, c: Tensor, rows: Tensor, e: Estimator) -> tuple[Tensor, Tensor, Tensor]:
+        found = joint_moments(x, c, e, rows)
+        return found.m, found.s, torch.stack(found.at)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        x, c, _, ctx.e = inputs
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(x, c, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, c, m, s, held = ctx.saved_tensors
+        at = totals(x, m, s, c, ctx.e) if torch.is_grad_enabled() else Totals(*held.unbind(0))
+        g = torch.stack([grads[0] * s, grads[1] * s])
+        shift, growth = inverse_times(at, *reduced(g, ctx.e.group).unbind(0))
+        g_x = g_c = None
+        if ctx.needs_input_grad[0]:
+            scale = s * sample_count(x, ctx.e.group)
+            g_x = joined([joint_pull(part, m, s, c, shift / scale, growth / scale, ctx.e) for part in blocks(x)])
+        if ctx.needs_input_grad[1] and ctx.e.name != "quadratic":
+            beta, change = expectation(c, ctx.e)
+            own_shift, own_growth = inverse_times(at, *g.unbind(0))  # ranks add up their shares of g_c
+            g_c = own_growth * (beta - at.slope_tt - change * c / 2.0) - own_shift * at.slope_t
+            g_c = g_c / c
+        return g_x, g_c, None, None
+
+
+class LocalMoments(Function):
+    """(m, s) of every channel for a penalty that is not convex, from huber's m0 and in units of huber's s0.
+
+    s = s0·sqrt(mean t·psi/gamma) with gamma = E Z·psi(Z), so that with e = psi + t·psi' and V = mean t·psi
+    dlog s = dlog s0 + mean e·dt/2V and mean psi'·dt = 0, where dt = (dx - dm)/s0 - t·dlog s0.
+    """
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(
+        x: Tensor, c: Tensor, m0: Tensor, s0: Tensor, rows: Tensor, e: Estimator
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        found = local_moments(x, c, e, rows, m0, s0)
+        return found.m, found.s, torch.stack(found.at)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        x, c, _, s0, _, ctx.e = inputs
+        ctx.mark_non_differentiable(output[2])
+        ctx.save_for_backward(x, c, s0, *output)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, c, s0, m, s, held = ctx.saved_tensors
+        at = totals(x, m, s0, c, ctx.e) if torch.is_grad_enabled() else Totals(*held.unbind(0))
+        g = torch.stack([grads[0] * s0, grads[1] * s])
+        g_x, g_c, g_unit = None, None, None
+        moved, scaled, _ = _local_adjoint(at, *reduced(g, ctx.e.group).unbind(0))
+        if ctx.needs_input_grad[0]:
+            scale = s0 * sample_count(x, ctx.e.group)
+            g_x = joined([local_pull(part, m, s0, c, moved / scale, scaled / scale, ctx.e) for part in blocks(x)])
+        moved, scaled, unit = _local_adjoint(at, *g.unbind(0))
+        if ctx.needs_input_grad[1]:
+            gamma, change = expectation(c, ctx.e)
+            by_scale = scaled * (at.t_psi - at.slope_tt) - g[1] * change * c / (2.0 * gamma)
+            g_c = (by_scale - moved * at.slope_t) / c
+        if ctx.needs_input_grad[3]:
+            g_unit = unit / s0
+        return g_x, g_c, None, g_unit, None, None
+
+
+def _local_adjoint(at: Totals, g_shift: Tensor, g_growth: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """(lambda_m, lambda_s, the gradient in log s0) from those in m/s0 and log s."""
+    scaled = g_growth / (2.0 * at.t_psi.clamp(min=LEAST * LEAST))
+    moved = (g_shift - scaled * (at.psi + at.slope_t)) / at.slope.clamp(min=LEAST)
+    return moved, scaled, g_growth - scaled * (at.t_psi + at.slope_tt) - moved * at.slope_t
+
+
+class Normalize(Function):
+    """y = (x - m)·(r·weight) + bias per channel, in x's dtype."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, m: Tensor, r: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        variance = torch.full_like(m, 1.0 - UNIT_EPS)
+        return F.batch_norm(x, m, variance, r * weight, bias, False, 0.0, UNIT_EPS)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+        ctx.save_for_backward(*inputs[:4])
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        x, m, r, weight = ctx.saved_tensors
+        if torch.is_grad_enabled() or x.device.type not in ("cpu", "cuda"):
+            wide = grads[0].to(m.dtype)
+            g_x = (wide * spread(r * weight, x)).to(x.dtype)
+            product, total = channel_sum(wide * (x.to(m.dtype) - spread(m, x))), channel_sum(wide)
+        else:
+            variance = torch.full_like(m, 1.0 - UNIT_EPS)
+            g_x, product, total = torch.ops.aten.native_batch_norm_backward(
+                grads[0], x, r * weight, m, variance, None, None, False, UNIT_EPS, [True, True, True]
+            )
+        return g_x, -r * weight * total, weight * product, r * product, total
+
+
+def robust_batch_norm(
+    input: Tensor,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: Tensor | None = None,
+    bias: Tensor | None = None,
+    training: bool = False,
+    momentum: float | Tensor = 0.1,
+    eps: float = 1e-5,
+    *,
+    penalty: str | AnyValue | Row = "huber",
+    sync: bool = False,
+    process_group: Any = None,
+) -> Tensor:
+    """y = (x - m)/sqrt(s² + eps)·weight + bias, with m and s the robust location and scale of each channel.
+
+    Arguments are those of torch.nn.functional.batch_norm, then the penalty, whose c counts in units of s: one value
+    or one per channel. For a convex penalty (m, s) minimizes sum_i s·phi((x_i - m)/s) + n·s·beta/2, where beta makes
+    s the standard deviation of normal samples; c -> inf is batch normalization. See `hyperball.kernels.batch_norm`.
+
+    With `sync`, samples are those of all processes of `process_group` (by default of all there are). Where more than
+    about 1 - beta/c² of a channel's samples coincide (48 % for huber at c = 1, 77 % at 2), s is 0 and eps alone
+    divides. NaN stays in its channel.
+
+    >>> import torch
+    >>> x = torch.randn(64, 8).index_fill(0, torch.tensor(0), 1e6)
+    >>> y = robust_batch_norm(x, None, None, training=True, penalty="huber(c=1.5)")
+    >>> bool(y[1:].std() > 0.5)
+    True
+    """
+    value = check_penalty(penalty)
+    _check_input(input, running_mean, running_var, weight, bias, eps)
+    if not training:
+        if running_mean is None or running_var is None:
+            raise ValueError("`running_mean` and `running_var` must be tensors when `training` is False, got None")
+        return F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
+    group = _group(process_group) if sync else None
+    c = _radius(value, input)
+    estimator = Estimator(value.name, _shape(value), group)
+    count = _check_count(input, group)
+    m, s = moments(input, c, estimator)
+    if running_mean is not None and running_var is not None:
+        _track(running_mean, running_var, m.detach(), s.detach(), momentum, count)
+    ones = torch.ones_like(m) if weight is None else weight.to(m.dtype)
+    zeros = torch.zeros_like(m) if bias is None else bias.to(m.dtype)
+    r = 1.0 / torch.hypot(s, torch.full_like(s, math.sqrt(eps)))
+    normalized: Tensor = Normalize.apply(input, m, r, ones, zeros)
+    return normalized
+
+
+def moments(x: Tensor, c: Tensor, estimator: Estimator) -> tuple[Tensor, Tensor]:
+    """(m, s) of every channel of x, [N, C, *spatial], differentiable in x and c."""
+    with torch.no_grad():
+        rows = sample(x, estimator.group)
+    m, s, _ = JointMoments.apply(x, c, rows, estimator.unit)
+    if not estimator.convex:
+        m, s, _ = LocalMoments.apply(x, c, m.detach(), s, rows, estimator)
+    return m, s
+
+
+def check_penalty(penalty: str | AnyValue | Row) -> Value:
+    """The penalty as a value, refused by name where it gives no scale."""
+    value = radial.parse(penalty, "penalty")
+    if not isinstance(value, Value) or value.name not in PENALTIES:
+        raise ValueError(f"`penalty` of a robust batch norm must be one of {', '.join(PENALTIES)}, got {value.name!r}")
+    if _shape(value) > 2.0:
+        raise ValueError(f"`shape` of barron in a robust batch norm must be <= 2, got {_shape(value)}")
+    return value
+
+
+def _shape(value: Value) -> float:
+    shape = value.parameters.get("shape", 1.0)
+    if not isinstance(shape, float):
+        raise TypeError(f"`shape` of {value.name} in a robust batch norm must be a number, got {type(shape).__name__}")
+    return shape
+
+
+def _radius(value: Value, x: Tensor) -> Tensor:
+    """c as one value per channel."""
+    c: Any = value.parameters["rho"]
+    if isinstance(c, Tensor):
+        require_positive(value)
+        if c.numel() not in (1, x.shape[1]):
+            raise ValueError(f"`c` must have 1 or {x.shape[1]} values for {x.shape[1]} channels, got {c.numel()}")
+        return c.to(work_dtype(x)).reshape(-1).expand(x.shape[1])
+    return torch.full((x.shape[1],), float(c), dtype=work_dtype(x), device=x.device)
+
+
+def _group(process_group: Any) -> Any:
+    """The processes to sum over, or None where there is only one."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    group = dist.group.WORLD if process_group is None else process_group
+    return group if dist.get_world_size(group) > 1 else None
+
+
+def _check_input(x: Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any, eps: float) -> None:
+    if not isinstance(x, Tensor) or not x.is_floating_point():
+        raise TypeError(f"`input` must be a floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
+    if x.dim() < 2:
+        raise ValueError(f"`input` must have at least 2 dimensions, [N, C, …], got {tuple(x.shape)}")
+    if not 0.0 < eps < math.inf:
+        raise ValueError(f"`eps` must be > 0, got {eps!r}")
+    given = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
+    for name, tensor in given.items():
+        if tensor is not None and tuple(tensor.shape) != (x.shape[1],):
+            raise ValueError(f"`{name}` must have shape ({x.shape[1]},) for this input, got {tuple(tensor.shape)}")
+
+
+def _check_count(x: Tensor, group: Any) -> Tensor | float:
+    local = x.numel() // max(x.shape[1], 1)
+    if local < 1 or (group is None and local == 1):
+        raise ValueError(f"Expected more than 1 value per channel when training, got input size {tuple(x.shape)}")
+    return sample_count(x, group)
+
+
+@torch.no_grad()
+def _track(
+    running_mean: Tensor, running_var: Tensor, m: Tensor, s: Tensor, momentum: float | Tensor, count: Tensor | float
+) -> None:
+    """running <- running + momentum·(batch - running), with the variance's factor n/(n - 1)."""
+    variance = s * s * (count / (count - 1.0))
+    for running, batch in ((running_mean, m), (running_var, variance)):
+        weight = momentum.to(running.dtype) if isinstance(momentum, Tensor) else momentum
+        running.lerp_(batch.to(running.dtype), weight)
