@@ -1,6 +1,6 @@
 """`make bench`: ratios against references in the same run, one table a kind of layer.
 
-python benchmarks/run.py [decoupled] [projection] [pooling]
+python benchmarks/run.py [decoupled] [projection]
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import torch
 SECTIONS = {
     "decoupled": "Decoupled 3×3 convolution, 32×64→64×32×32, channels_last, forward + backward; reference nn.Conv2d",
     "projection": "L1 projection forward; reference: sort and prefix sums; ratio reference / ours",
-    "pooling": "Robust pooling forward; references as named; ratio as named",
 }
 
 

@@ -18,7 +18,7 @@ from hyperball import radial as radial_table
 from hyperball.kernels.norms import cast, inverse
 from hyperball.rows import AnyValue, Value, flatten, rebuild
 
-BLOCK = 1 << 15  # elements of a piece that one CPU thread works on at a time: torch's own grain
+BLOCK = 1 << 16  # elements of a piece that one CPU thread works on at a time
 Plan = tuple[AnyValue, AnyValue, int]  # magnitude and angular function without their tensors; the first one's count
 
 
@@ -218,8 +218,9 @@ def blocks(t: Terms) -> list[Terms]:
     batch = t.y.shape[0] if t.y.dim() > 1 else 0
     if plain or t.y.numel() < 2 * BLOCK or batch < 2 or t.n.dim() != t.y.dim() or t.n.shape[0] != batch:
         return [t]
-    threads = torch.get_num_threads()  # two gain nothing over one here, and wait for each other on a busy machine
-    rows = max(1, (BLOCK if threads <= 2 else BLOCK * threads) * batch // t.y.numel())
+    threads = torch.get_num_threads()
+    size = BLOCK * (2 * threads if threads > 1 else 1)  # fewer, larger pieces where threads wait for each other
+    rows = max(1, size * batch // t.y.numel())
     return [replace(t, y=y, n=n) for y, n in zip(t.y.split(rows), t.n.split(rows), strict=True)]
 
 

@@ -1,6 +1,6 @@
 """Decoupled convolutions on a GPU, bfloat16, channels_last, forward + backward inside a CUDA graph.
 
-    python benchmarks/cuda.py [record.json]
+    python benchmarks/gpu.py [record.json]
 
 Every operator is timed eagerly and compiled, in the same run as a plain convolution: medians of graph replays.
 """
@@ -84,7 +84,7 @@ def rows() -> list[dict[str, Any]]:
 
 def main() -> None:
     if not torch.cuda.is_available():
-        sys.exit("benchmarks/cuda.py needs a CUDA device")
+        sys.exit("benchmarks/gpu.py needs a CUDA device")
     table = rows()
     for row in table:
         print(
