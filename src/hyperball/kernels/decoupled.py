@@ -161,7 +161,7 @@ def _finish(
         return t.movedim(tuple(range(1, channel_dims + 1)), tuple(range(-channel_dims, 0))) if channels_last else t
 
     def per_channel(p: Tensor) -> Tensor:
-        if p.numel() == 1 and p.dim() == 0:
+        if p.dim() == 0:
             return p
         p = p if groups == 1 else p.unflatten(0, (groups, -1))
         return p if channels_last else p.reshape(*p.shape, *(1,) * spatial)

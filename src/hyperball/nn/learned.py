@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperball.kernels.norms import mean_length
-from hyperball.rows import AnyValue, Row, Sum, Value, fill, require_positive
+from hyperball.rows import AnyValue, Row, Sum, Value, fill, map_scalars, require_positive
 
 FLOOR = 1e-4  # a relative radius is (ratio² + FLOOR) mean norms
 MOMENTUM = 0.999
@@ -50,7 +50,7 @@ class LearnedValue(nn.Module):
         self, value: AnyValue, channels: int, patch_size: int, eps: float, device: Any = None, dtype: Any = None
     ) -> None:
         super().__init__()
-        self._initial = fill(value, eps=eps)
+        self._initial = map_scalars(fill(value, eps=eps), lambda p: p.detach() if isinstance(p, Tensor) else p)
         require_positive(self._initial)
         self.value = _without_tensors(self._initial)
         self.eps = eps
