@@ -170,7 +170,7 @@ def parse(given: str | AnyValue | Row, kind: Literal["magnitude", "penalty"] = "
     if isinstance(given, Row):
         given = given()
     value = TABLE.parse(given) if isinstance(given, str) else given
-    if not isinstance(value, Value | Sum) or not all(isinstance(term.row, Radial) for term in value.terms):
+    if not isinstance(value, (Value, Sum)) or not all(isinstance(term.row, Radial) for term in value.terms):
         raise TypeError(
             f"`{kind}` must be a text such as 'tanh(rho=2)' or a value from hyperball.radial, got {given!r}"
         )

@@ -158,7 +158,7 @@ def check_parameter(row: Row, key: str, argument: Any, given: str | None = None)
     if vector:
         if isinstance(argument, Tensor) and argument.dim() == 1:
             argument = argument.unbind(0)
-        if not isinstance(argument, tuple | list) or len(argument) < 2:
+        if not isinstance(argument, (tuple, list)) or len(argument) < 2:
             raise TypeError(f"`{given}` of {row.name} must be a list of at least two numbers, got {argument!r}")
         return tuple(_check_scalar(row, key, item, given) for item in argument)
     return _check_scalar(row, key, argument, given)

@@ -35,7 +35,7 @@ def check_weighting(weighting: str, magnitude: AnyValue) -> None:
 
 
 def check_eps(eps: float) -> None:
-    if not isinstance(eps, int | float) or isinstance(eps, bool) or not 0 <= eps < float("inf"):
+    if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not 0 <= eps < float("inf"):
         raise ValueError(f"`eps` must be a finite number >= 0, got {eps!r}")
 
 
