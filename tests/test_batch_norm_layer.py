@@ -316,3 +316,16 @@ def test_cuda_equals_cpu(penalty: str, shape: tuple[int, ...]) -> None:
         results.append([item.cpu() for item in (y, *gradients) if item is not None])
     for cpu, cuda in zip(*results, strict=True):
         torch.testing.assert_close(cuda, cpu, rtol=1e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize("learned", [True, False])
+def test_a_layer_made_on_the_meta_device_is_whole_after_a_reset(learned):
+    value = radial.huber(c=torch.tensor([1.0, 2.0]), learn_c=learned)
+    with torch.device("meta"):
+        layer = RobustBatchNorm2d(2, penalty=value)
+    layer = layer.to_empty(device="cpu")
+    for tensor in layer.state_dict().values():
+        tensor.fill_(7)
+    layer.reset_parameters()
+    torch.testing.assert_close(layer.radius, torch.tensor([1.0, 2.0]))
+    assert layer(torch.randn(4, 2, 3, 3)).dtype == torch.float32

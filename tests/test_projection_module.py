@@ -141,3 +141,18 @@ def test_a_wrong_argument_is_refused_by_name(name: str) -> None:
     call, error, message = BAD[name]
     with pytest.raises(error, match=message):
         call()
+
+
+def test_reset_parameters_brings_the_radius_back_after_to_empty():
+    with torch.device("meta"):
+        layer = Projection(1)
+    layer = layer.to_empty(device="cpu")
+    layer.reset_parameters()
+    torch.testing.assert_close(layer.radius, torch.tensor(250.0), rtol=1e-5, atol=0)
+
+
+def test_a_nan_bound_gives_nan_with_and_without_gradients():
+    x = torch.tensor([-1.0, 0.5, 2.0])
+    for mode in (torch.enable_grad, torch.no_grad):
+        with mode():
+            assert project_box(x, torch.tensor(float("nan")), 1.0).isnan().all()

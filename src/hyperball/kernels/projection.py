@@ -65,7 +65,8 @@ def is_plain(tensor: Tensor) -> bool:
 def clip(x: Tensor, low: Tensor, high: Tensor) -> Tensor:
     """y = min(max(x, low), high); on a bound the gradient is x's, NaN stays where it is."""
     if torch.is_grad_enabled():  # torch.clamp leaves the gradient on a bound to its version
-        return torch.where(x < low, low, torch.where(x > high, high, x))
+        raised = torch.where((x < low) | low.isnan(), low, x)
+        return torch.where((raised > high) | high.isnan(), high, raised)
     return torch.clamp(x, low, high)
 
 

@@ -64,7 +64,8 @@ class RobustBatchNorm(_NormBase):
         if not learned and not isinstance(held, Tensor):
             return value
         require_positive(value)
-        start = torch.as_tensor(held, dtype=torch.float64).detach().cpu()
+        exact: dict[str, Any] = {"device": "cpu", "dtype": torch.float64}
+        start = held.detach().to(**exact) if isinstance(held, Tensor) else torch.tensor(held, **exact)
         if start.dim() > 1 or start.numel() not in (1, self.num_features):
             raise ValueError(f"`c` must be a number or {self.num_features} of them, got shape {tuple(start.shape)}")
         if learned and value.options.get("per", "channel") == "channel":
@@ -75,15 +76,18 @@ class RobustBatchNorm(_NormBase):
         if learned:
             self.log_c = nn.Parameter(torch.empty(start.shape, **factory))
         else:
-            self.register_buffer("fixed_c", start.to(**factory))
+            self.register_buffer("fixed_c", torch.empty(start.shape, **factory))
         return value.with_parameters(rho=value.row.parameters["rho"])
 
     def reset_parameters(self) -> None:
         """Set everything, the radius too, to what the layer was made with."""
         super().reset_parameters()
-        if "log_c" in self._parameters:
-            with torch.no_grad():
-                self.log_c.copy_(torch.tensor(self._start, dtype=torch.float64).log().to(self.log_c.dtype))
+        start = torch.tensor(getattr(self, "_start", 1.0), device="cpu", dtype=torch.float64)
+        with torch.no_grad():
+            if "log_c" in self._parameters:
+                self.log_c.copy_(start.log())
+            elif "fixed_c" in self._buffers:
+                self.fixed_c.copy_(start)
 
     @property
     def radius(self) -> Tensor:

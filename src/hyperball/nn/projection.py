@@ -49,11 +49,18 @@ class Projection(nn.Module):
         self.learn = learn
         dims = check_dims(dim)
         self.dim = dim if isinstance(dim, int) else dims
-        log_radius = _log_radius(DEFAULT_RADIUS[float(p)] if radius is None else radius, device, dtype)
+        start = DEFAULT_RADIUS[float(p)] if radius is None else radius
+        self._start = start.detach() if isinstance(start, Tensor) else start
+        log_radius = _log_radius(start, device, dtype)
         if learn:
             self.log_radius = nn.Parameter(log_radius)
         else:
             self.register_buffer("log_radius", log_radius)
+
+    @torch.no_grad()
+    def reset_parameters(self) -> None:
+        """Put the radius back to where it began."""
+        self.log_radius.copy_(_log_radius(self._start, "cpu", torch.float64))
 
     @property
     def radius(self) -> Tensor:
