@@ -87,7 +87,7 @@ class RobustBatchNorm(_NormBase):
             if "log_c" in self._parameters:
                 self.log_c.copy_(start.log())
             elif "fixed_c" in self._buffers:
-                self.fixed_c.copy_(start)
+                self._buffers["fixed_c"].copy_(start)  # type: ignore[union-attr]
 
     @property
     def radius(self) -> Tensor:
