@@ -10,6 +10,13 @@ from hyperball.functional.decoupled import (
     decoupled_conv_transpose3d,
     decoupled_linear,
 )
+from hyperball.functional.pooling import (
+    robust_pool,
+    robust_pool1d,
+    robust_pool2d,
+    robust_pool_vectors,
+    segment_robust_pool,
+)
 from hyperball.functional.projection import project, project_box, project_simplex
 from hyperball.functional.robust_loss import robust_loss
 
@@ -26,4 +33,9 @@ __all__ = [
     "project_simplex",
     "robust_batch_norm",
     "robust_loss",
+    "robust_pool",
+    "robust_pool1d",
+    "robust_pool2d",
+    "robust_pool_vectors",
+    "segment_robust_pool",
 ]

@@ -1,0 +1,375 @@
+/* Robust pooling of rows on a CPU: y = argmin_u sum_i w_i phi(u - x_i; c), one u a row.
+
+   Compiled once with float and once with double; the eager twin is pooling_rows.py. Short rows are solved a vector of
+   them at a time, one a lane; a long row is solved alone. What a lane does depends on its own row only, so a row's bits
+   do not depend on the batch or on the number of threads. Threads are those of torch's own pool: the caller passes the
+   address of its GOMP_parallel. */
+
+#include "pooling_lanes.h"
+#include "pooling_newton.h"
+#include "pooling_global.h"
+
+enum { LONG = 128 };
+
+typedef struct {
+    const REAL *x, *w, *c, *shape; /* w may be NULL; c and shape advance by their step a row */
+    int64_t c_step, shape_step, rows, taps;
+    int64_t row_dims, tap_dims;
+    const int64_t *sizes, *x_strides, *w_strides; /* of the row dimensions, then of the tap dimensions */
+    const int64_t *bases, *lengths;               /* of ragged rows, else NULL: where each begins, how long it is */
+    REAL *y; /* filled by `pool`, read by `pull` */
+    int32_t *steps;
+    const REAL *v;        /* for `pull`: the gradient of y, */
+    REAL *share, *radius; /* that of every tap, [rows, taps], and of every row's c; else NULL */
+    int32_t penalty, threads;
+    void (*parallel)(void (*work)(void *), void *data, unsigned threads, unsigned flags); /* GOMP_parallel, or NULL */
+} Job;
+
+typedef struct { /* what one thread works in */
+    const Job *job;
+    const int64_t *x_offsets, *w_offsets;
+    REAL *tile, *weights;
+    Scratch own;
+    int64_t apart; /* from row to row, where rows are contiguous and without weights; else 0 */
+    Tile one;      /* the penalty, where it is the same for all rows */
+    ivec unusable;
+} Worker;
+
+static int64_t offset(const int64_t *sizes, const int64_t *strides, int64_t dims, int64_t index) {
+    int64_t at = 0;
+    for (int64_t d = dims - 1; d > 0; --d) at += index % sizes[d] * strides[d], index /= sizes[d];
+    return dims ? at + index * strides[0] : 0;
+}
+
+INLINE int64_t width_of(const Job *job, int64_t r) { return job->lengths ? job->lengths[r] : job->taps; }
+
+/* Row r into x[0], x[step], …, and its weights; what is absent (weight 0, or beyond the row's end) is 0 in both. */
+static void read_row(const Worker *k, int64_t r, REAL *x, REAL *w, int64_t step, int64_t room) {
+    const Job *job = k->job;
+    int64_t n = width_of(job, r);
+    const REAL *from = job->x + (job->bases ? job->bases[r] : offset(job->sizes, job->x_strides, job->row_dims, r));
+    if (step == 1 && n > 0 && k->x_offsets[n - 1] == n - 1)
+        memcpy(x, from, (size_t)n * sizeof(REAL));
+    else
+        for (int64_t i = 0; i < n; ++i) x[i * step] = from[k->x_offsets[i]];
+    if (!w) return;
+    const REAL *weight = job->w ? job->w + offset(job->sizes, job->w_strides, job->row_dims, r) : NULL;
+    for (int64_t i = 0; i < room; ++i) {
+        REAL value = i >= n ? 0 : weight ? weight[k->w_offsets[i]] : 1;
+        w[i * step] = value > 0 ? value : 0;
+        if (!(value > 0)) x[i * step] = 0;
+    }
+}
+
+/* A tile of rows that are contiguous and `apart` from each other: [lane][i] to [i][lane]. */
+static void read_block(const REAL *from, int64_t apart, REAL *tile, int64_t n) {
+    int64_t i = 0;
+#ifndef __clang__
+    ivec low[4], high[4];
+    for (int s = 1, k = 0; s < LANES; s *= 2, ++k)
+        for (int l = 0; l < LANES; ++l) low[k][l] = l & s ? LANES + l - s : l, high[k][l] = l & s ? LANES + l : l + s;
+    for (; i + LANES <= n; i += LANES) {
+        vec v[LANES];
+        for (int l = 0; l < LANES; ++l) v[l] = *(const vec *)(from + l * apart + i);
+        for (int s = 1, k = 0; s < LANES; s *= 2, ++k)
+#pragma GCC unroll 16
+            for (int l = 0; l < LANES; ++l)
+                if (!(l & s)) {
+                    vec a = v[l], b = v[l + s];
+                    v[l] = __builtin_shuffle(a, b, low[k]), v[l + s] = __builtin_shuffle(a, b, high[k]);
+                }
+        for (int l = 0; l < LANES; ++l) *(vec *)(tile + (i + l) * LANES) = v[l];
+    }
+#endif
+    for (; i < n; ++i)
+        for (int l = 0; l < LANES; ++l) tile[i * LANES + l] = from[l * apart + i];
+}
+
+INLINE int measure_some(const REAL *x, const REAL *w, int64_t n, vec *least, vec *most, vec *mass) {
+    vec low = splat(INFINITY), high = -low, total = splat(0), odd = splat(0);
+    for (int64_t i = 0; i < n; ++i) {
+        vec v = *(const vec *)(x + i * LANES);
+        odd += v * 0; /* NaN where v is not finite */
+        if (w) {
+            vec weight = *(const vec *)(w + i * LANES);
+            low = vmin(low, pick(weight > 0, v, splat(INFINITY)));
+            high = vmax(high, pick(weight > 0, v, splat(-INFINITY)));
+            total += weight;
+        } else {
+            low = vmin(low, v), high = vmax(high, v);
+        }
+    }
+    *least = low, *most = high, *mass = total;
+    return all((odd == 0) & ~(low < -HUGEST) & ~(high > HUGEST));
+}
+
+/* The range and weight of the samples that count; 0 where some are not finite, or next to it. */
+static int measure(const REAL *x, const REAL *w, int64_t n, vec *low, vec *high, vec *total) {
+    return w ? measure_some(x, w, n, low, high, total) : measure_some(x, NULL, n, low, high, total);
+}
+
+/* Copies the samples and bounds them; returns the lanes that hold a NaN. */
+static ivec bound(const REAL *from, REAL *x, int64_t n) {
+    ivec broken = {0};
+    for (int64_t i = 0; i < n * LANES; i += LANES) {
+        vec v = *(const vec *)(from + i);
+        broken |= v != v;
+        *(vec *)(x + i) = vmin(vmax(v, splat(-HUGEST)), splat(HUGEST));
+    }
+    return broken;
+}
+
+/* The radius and shape of lane l from those of row r; returns whether the radius is usable. */
+static int set_penalty(const Job *job, Tile *t, int64_t r, int l) {
+    double c = job->c[r * job->c_step], shape = job->shape[r * job->shape_step];
+    int usable = c > 0;
+    c = c > SMALLEST ? (c < LARGEST ? c : LARGEST) : SMALLEST;
+    double root = job->penalty == BARRON ? sqrt(fmax(fabs(shape - 2), 1e-6)) : 1;
+    t->c[l] = (REAL)c, t->over_c[l] = (REAL)(1 / (c * root));
+    t->shape[l] = (REAL)shape, t->power[l] = (REAL)(shape / 2 - 1);
+    double far = (job->penalty == WELSCH ? 1e4 : FAR) * c;
+    if (job->penalty == BARRON) /* psi is about c (z/c)^(shape - 1) */
+        far = shape > 2 ? fmin(c * root * pow(LARGEST / fmax(c, 1), 1 / (shape - 1)), SUMMABLE) : SUMMABLE;
+    t->far[l] = (REAL)fmin(far, 4 * HUGEST);
+    return usable;
+}
+
+static void store(const Job *job, int64_t r, REAL y, int broken, int32_t steps) {
+    job->y[r] = broken ? (REAL)NAN : fabs(y) > HUGEST / 2 ? (REAL)copysign(INFINITY, y) : y;
+    job->steps[r] = steps;
+}
+
+/* One row out of the tile into the worker's own, which may be reordered. */
+static REAL *copy_lane(Worker *k, const Tile *t, int lane, int64_t n) {
+    int64_t step = t->alone ? 1 : LANES, first = t->alone ? 0 : lane;
+    for (int64_t i = 0; i < n; ++i) {
+        k->own.row[i] = t->x[first + i * step];
+        if (t->w) k->own.weights[i] = t->w[first + i * step];
+    }
+    for (int64_t i = n; i % LANES; ++i) k->own.row[i] = k->own.row[0], k->own.weights[i] = 0;
+    return t->w ? k->own.weights : NULL;
+}
+
+static vec solve_tile(Worker *k, const Tile *t, vec low, vec high, ivec broken, ivec *taken) {
+    int penalty = k->job->penalty;
+    vec y = splat(0);
+    if (penalty < WELSCH) {
+        solve_convex(penalty, t, &y, low, high, broken, taken);
+        return y;
+    }
+    if (penalty == ABSOLUTE) return median(t, pick(broken, splat(0), low), pick(broken, splat(0), high));
+    if (penalty == TRUNCATED && !t->alone) sort_tile(k->tile, t->w ? k->weights : NULL, t->n);
+    for (int l = 0; l < (t->alone ? 1 : LANES); ++l) {
+        if (broken[l]) continue;
+        int64_t n = penalty == WELSCH || t->alone ? t->widths[l] : t->n;
+        REAL *w = copy_lane(k, t, l, n);
+        if (penalty == TRUNCATED && t->alone) sort(k->own.row, w, n);
+        y[l] = penalty == WELSCH ? welsch_start(&k->own, t, w, n, t->c[l], low[l], high[l])
+                                 : truncated(k->own.row, w, n, t->c[l], k->own.prefix);
+    }
+    if (penalty == TRUNCATED) return y;
+    if (t->alone) y = splat(y[0]);
+    local_bracket(t, y, &low, &high);
+    solve(WELSCH, t, &y, low, high, broken, taken);
+    return y;
+}
+
+static void gather_lanes(Tile *t, vec *low, vec *high, ivec *broken) { /* what `measure` found, over a row alone */
+    int64_t width = t->widths[0];
+    t->has_tail = !t->w && width % LANES != 0;
+    for (int l = 0; t->has_tail && l < LANES; ++l) t->tail[l] = l < width % LANES;
+    t->total = splat(t->w ? sum(t->total) : (REAL)width);
+    *low = splat(least(*low)), *high = splat(-least(-*high));
+    if (!all(~*broken)) *broken = ~(ivec){0};
+}
+
+/* Stores the answer of a row alone if Newton finds it without more ado. */
+static int solve_plainly(const Job *job, Tile *t, const REAL *from, int64_t row, int64_t n, ivec unusable) {
+    ivec taken = {0};
+    vec y;
+    if (n % LANES != 0 || n < 4 * LONG || !all(~unusable)) return 0;
+    t->x = from, t->n = n / LANES, t->total = splat((REAL)n), t->wide = !COARSE_ROOTS;
+    if (!try_newton(job->penalty, t, &y, &taken)) return 0;
+    store(job, row, y[0], 0, (int32_t)taken[0]);
+    return 1;
+}
+
+static void pool_rows(Worker *k, int64_t first, int64_t count, int alone) {
+    const Job *job = k->job;
+    int64_t widths[LANES], longest = 0, row[LANES];
+    ivec unusable = k->unusable, taken = {0};
+    int weighted = job->w != NULL || (!alone && job->lengths);
+    int each = job->c_step || job->shape_step;
+    Tile t = k->one;
+    t.w = weighted ? k->weights : NULL, t.widths = widths;
+    t.alone = alone, t.ragged = !alone && job->lengths;
+    for (int l = 0; l < LANES; ++l) {
+        row[l] = first + (l < count ? l : count - 1);
+        widths[l] = width_of(job, row[l]);
+        longest = widths[l] > longest ? widths[l] : longest;
+        if (each) unusable[l] = -(INT)!set_penalty(job, &t, row[l], l);
+    }
+    const REAL *from = k->tile;
+    if (k->apart && alone && longest % LANES == 0) {
+        from = job->x + first * k->apart;
+        for (int64_t i = 0; i < longest && first + 1 < job->rows; i += LANES) /* arrives while this one is solved */
+            __builtin_prefetch(from + k->apart + i);
+    } else if (k->apart && count == LANES) {
+        read_block(job->x + first * k->apart, k->apart, k->tile, longest);
+    } else {
+        for (int l = 0; l < (alone ? 1 : LANES); ++l)
+            read_row(k, row[l], k->tile + l, weighted ? k->weights + l : NULL, alone ? 1 : LANES, longest);
+    }
+    for (int64_t i = longest; alone && i % LANES; ++i) {
+        k->tile[i] = k->tile[0];
+        if (weighted) k->weights[i] = 0;
+    }
+    if (alone && !weighted && job->penalty < WELSCH && solve_plainly(job, &t, from, first, longest, unusable)) return;
+    t.n = alone ? (longest + LANES - 1) / LANES : longest;
+    vec low, high;
+    ivec broken = {0};
+    if (!measure(from, t.w, t.n, &low, &high, &t.total)) {
+        broken = bound(from, k->tile, t.n), from = k->tile;
+        measure(from, t.w, t.n, &low, &high, &t.total);
+    }
+    t.x = from;
+    if (!t.w) t.total = splat((REAL)longest);
+    if (alone) gather_lanes(&t, &low, &high, &broken);
+    broken |= unusable | ~(low <= high);
+    t.wide = !all(~((high - low) * t.over_c > FAR / 4));
+    vec y = solve_tile(k, &t, low, high, broken, &taken);
+    for (int64_t l = 0; l < count; ++l) store(job, row[l], y[l], broken[l] != 0, (int32_t)taken[l]);
+}
+
+/* One half on the greatest sample <= y and one on the least >= y, shared among equal samples. */
+static void middle_share(const Tile *t, REAL y, REAL v, REAL *share) {
+    REAL low = -INFINITY, high = INFINITY;
+    int64_t lows = 0, highs = 0, n = t->widths[0];
+    for (int64_t i = 0; i < n; ++i) {
+        if (t->w && t->w[i] <= 0) continue;
+        if (t->x[i] <= y && t->x[i] > low) low = t->x[i];
+        if (t->x[i] >= y && t->x[i] < high) high = t->x[i];
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        int present = !t->w || t->w[i] > 0;
+        lows += present && t->x[i] == low, highs += present && t->x[i] == high;
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        int present = !t->w || t->w[i] > 0;
+        REAL below = t->x[i] == low ? (REAL)0.5 / lows : 0, above = t->x[i] == high ? (REAL)0.5 / highs : 0;
+        share[i] = present ? v * (below + above) : 0;
+    }
+}
+
+/* scale w psi' over the tile, in place of its samples; returns sum z times that. */
+INLINE double write_shares(int penalty, const Tile *t, vec y, REAL scale, REAL *x) {
+    vec moment = splat(0);
+    for (int64_t i = 0; i < t->n; ++i) {
+        vec z = y - *(vec *)(x + i * LANES), psi, curvature, gain;
+        influence(penalty, 1, t, z, &psi, &curvature, &gain);
+        curvature *= scale;
+        if (t->w) curvature *= *(const vec *)(t->w + i * LANES);
+        if (t->has_tail && i == t->n - 1) curvature *= t->tail;
+        moment += z * curvature;
+        *(vec *)(x + i * LANES) = curvature;
+    }
+    return sum(moment);
+}
+
+/* The gradient of row r: v w psi'/D for every tap, D = max(sum w psi', 1e-3 sum w s), and v sum z J / c. */
+static void pull_row(Worker *k, int64_t r) {
+    const Job *job = k->job;
+    int64_t n = job->taps;
+    REAL y = job->y[r], v = job->v[r], *out = job->share + r * n, *w = job->w ? k->weights : NULL;
+    Tile t = k->one;
+    if (job->c_step || job->shape_step)
+        for (int l = 0; l < LANES; ++l) set_penalty(job, &t, r, l);
+    read_row(k, r, k->tile, w, 1, n);
+    job->radius[r] = 0;
+    if (y != y) { /* a broken row spoils its own gradient, but not that of a sample that is absent */
+        for (int64_t i = 0; i < n; ++i) out[i] = w && !(w[i] > 0) ? 0 : y;
+        job->radius[r] = y;
+        return;
+    }
+    for (int64_t i = n; i % LANES; ++i) {
+        k->tile[i] = k->tile[0];
+        if (w) w[i] = 0;
+    }
+    t.x = k->tile, t.w = w, t.widths = &n, t.alone = 1, t.n = (n + LANES - 1) / LANES, t.wide = 1;
+    t.has_tail = !w && n % LANES != 0;
+    for (int l = 0; t.has_tail && l < LANES; ++l) t.tail[l] = l < n % LANES;
+    bound(k->tile, k->tile, t.n);
+    int penalty = job->penalty < TRUNCATED ? job->penalty : HUBER; /* both have psi' = [|z| <= c] */
+    Sums s = {0};
+    if (job->penalty != ABSOLUTE) slopes_and_gains(penalty, &t, splat(y), &s);
+    if (penalty == HUBER && !(s.h[0] > 0)) {
+        middle_share(&t, y, v, out);
+        return;
+    }
+    REAL least = s.gain[0] * (REAL)1e-3, divisor = s.h[0] > least ? s.h[0] : least;
+    REAL scale = divisor > 0 ? v / divisor : 0;
+    double moment = penalty == HUBER          ? write_shares(HUBER, &t, splat(y), scale, k->tile)
+                    : penalty == PSEUDO_HUBER ? write_shares(PSEUDO_HUBER, &t, splat(y), scale, k->tile)
+                    : penalty == BARRON       ? write_shares(BARRON, &t, splat(y), scale, k->tile)
+                                              : write_shares(WELSCH, &t, splat(y), scale, k->tile);
+    memcpy(out, k->tile, (size_t)n * sizeof(REAL));
+    job->radius[r] = (REAL)(moment / t.c[0]);
+}
+
+typedef struct { /* what the threads of one call share */
+    const Job *job;
+    const int64_t *offsets;
+    int64_t block, next;
+    int failed;
+} Shared;
+
+/* One thread: scratch memory, and blocks of rows until there are none. */
+static void work(void *argument) {
+    Shared *shared = argument;
+    const Job *job = shared->job;
+    Worker k = {.job = job, .x_offsets = shared->offsets, .w_offsets = shared->offsets + job->taps};
+    int64_t room = job->taps + 2 * LANES, tile = LANES * LONG > room ? LANES * LONG : room;
+    int sorts = job->penalty >= WELSCH;
+    k.tile = malloc((size_t)(2 * tile + sorts * 3 * room) * sizeof(REAL));
+    double *prefix = malloc((size_t)(job->penalty == TRUNCATED ? 4 * (job->taps + 1) : 1) * sizeof(double));
+    k.weights = k.tile + tile;
+    if (sorts) k.own = (Scratch){.row = k.weights + tile, .weights = k.weights + tile + room, .prefix = prefix};
+    k.own.position = k.own.weights + room;
+    k.own.failed = !k.tile || !prefix || (job->penalty == WELSCH && !reserve(&k.own, CELLS + 2));
+    for (int l = 0; l < LANES; ++l) k.unusable[l] = -(INT)!set_penalty(job, &k.one, 0, l);
+    if (!job->w && !job->lengths && job->row_dims <= 1 && shared->offsets[job->taps - 1] == job->taps - 1)
+        k.apart = job->row_dims ? job->x_strides[0] : 0;
+    int64_t begin;
+    while (!k.own.failed && (begin = __atomic_fetch_add(&shared->next, shared->block, __ATOMIC_RELAXED)) < job->rows) {
+        int64_t end = begin + shared->block < job->rows ? begin + shared->block : job->rows;
+        for (int64_t r = begin; job->share && r < end; ++r) pull_row(&k, r);
+        for (int64_t r = begin, count; !job->share && r < end; r += count) {
+            int alone = width_of(job, r) >= LONG;
+            for (count = 1; !alone && count < LANES && r + count < end && width_of(job, r + count) < LONG;) ++count;
+            pool_rows(&k, r, count, alone);
+        }
+    }
+    if (k.own.failed) __atomic_store_n(&shared->failed, 1, __ATOMIC_RELAXED);
+    free(k.tile);
+    free(prefix);
+    free(k.own.histogram);
+}
+
+/* Fills y and steps, or share and radius where they are given; 0, or 1 where memory ran out. */
+int pool(const Job *job) {
+    int64_t *offsets = malloc((size_t)(2 * job->taps + 2) * sizeof(int64_t)), d = job->row_dims;
+    if (!offsets) return 1;
+    for (int64_t i = 0; i < job->taps; ++i) {
+        offsets[i] = offset(job->sizes + d, job->x_strides + d, job->tap_dims, i);
+        offsets[job->taps + i] = job->w ? offset(job->sizes + d, job->w_strides + d, job->tap_dims, i) : 0;
+    }
+    Shared shared = {.job = job, .offsets = offsets, .block = (16384 / job->taps / LANES + 1) * LANES};
+    int64_t useful = job->rows / shared.block;
+    unsigned threads = (unsigned)(job->threads < useful ? job->threads : useful);
+    if (job->parallel && threads > 1)
+        job->parallel(work, &shared, threads, 0);
+    else
+        work(&shared);
+    free(offsets);
+    return shared.failed;
+}

@@ -1,0 +1,358 @@
+"""Robust pooling as one differentiable operation: it chooses a kernel, solves, and keeps x and y for the backward."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.forward_ad import unpack_dual
+
+from hyperball.kernels import pooling_native as native
+from hyperball.kernels.pooling_geometry import Along, Geometry
+from hyperball.kernels.pooling_gradient import Tangent, parameter_partials, tangent, weight_partial
+from hyperball.kernels.pooling_rows import is_convex, pool_rows
+from hyperball.kernels.pooling_solver import can_look, row_sum
+from hyperball.radial import TABLE
+from hyperball.rows import Value, flatten, rebuild
+
+NATIVE_SHAPES = (1.0, 4.0)  # barron in C: convex, and far from the shapes at which its logarithm loses digits
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, float32 for everything else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def choose(value: Value, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    """("native" | "eager", why) for rows of this device and dtype; the number of rows plays no part."""
+    if torch.compiler.is_exporting():
+        return "eager", "an exported graph holds torch's own operators, with fixed trip counts"
+    if value.name == "quadratic":
+        return "eager", "the mean has a closed form"
+    if value.row.composed or value.name not in native.PENALTIES:
+        return "eager", f"{value.name} is user-defined, and pooling.c has no row for it"
+    if device.type != "cpu":
+        return "eager", f"the tensor is on {device.type}, and pooling.c runs on the CPU"
+    if value.name == "barron" and not _native_shape(value.parameters["shape"]):
+        return "eager", "barron is solved in C only for shapes from 1 to 4, where it is convex"
+    library = native.library(compute_dtype(dtype))
+    return ("eager" if library.pool is None else "native"), library.reason
+
+
+def _native_shape(shape: Any) -> bool:
+    low, high = NATIVE_SHAPES
+    if isinstance(shape, Tensor):
+        return can_look(shape) and bool(((shape >= low) & (shape <= high)).all())
+    return low <= shape <= high
+
+
+def solve_rows(view: Tensor, weights: Tensor | None, value: Value, tap_dims: int) -> tuple[Tensor, Tensor]:
+    """(y, steps) of a view [*rows, *taps] in float32 or float64; tensor parameters are [*rows]."""
+    if choose(value, view.device, view.dtype)[0] == "native" and can_look(view):
+        name, c, shape = native_penalty(value)
+        return native.pool(view, weights, name, c, shape, tap_dims=tap_dims)
+    row_shape = view.shape[: view.dim() - tap_dims]
+    rows = as_rows(view, tap_dims)
+    weights = None if weights is None else as_rows(weights.expand_as(view), tap_dims)
+    fixed = view.dtype != torch.float64 or not can_look(view)
+    y, steps = pool_rows(rows, weights, per_row(value), fixed=fixed)
+    return y.reshape(row_shape), steps.reshape(row_shape)
+
+
+def native_penalty(value: Value) -> tuple[str, Any, Any]:
+    """(name, c, shape); barron of shape 1 is pseudo_huber."""
+    c, shape = value.parameters["rho"], value.parameters.get("shape", 1.0)
+    plain = value.name == "barron" and not isinstance(shape, Tensor) and shape == 1.0
+    return "pseudo_huber" if plain else value.name, c, shape
+
+
+def taken_apart(value: Value) -> tuple[Value, tuple[Tensor, ...]]:
+    """The value without its tensors, and those; a value of numbers is itself."""
+    if not any(isinstance(held, Tensor) for held in value.parameters.values()):
+        return value, ()
+    shell, tensors = flatten(value)
+    assert isinstance(shell, Value)
+    return shell, tensors
+
+
+def put_together(shell: Value, tensors: Sequence[Tensor]) -> Value:
+    """The value that `taken_apart` took apart, with these tensors."""
+    value = rebuild(shell, tensors) if tensors else shell
+    assert isinstance(value, Value)
+    return value
+
+
+def as_rows(view: Tensor, tap_dims: int) -> Tensor:
+    """[*rows, *taps] as [R, n]."""
+    return view.flatten(-tap_dims).reshape(-1, view.shape[-tap_dims:].numel())
+
+
+def per_row(value: Value) -> Value:
+    """The value with [*rows] parameters as [R, 1]."""
+    lifted = {key: item.reshape(-1, 1) for key, item in value.parameters.items() if isinstance(item, Tensor)}
+    return value.with_parameters(**lifted)
+
+
+@torch.library.custom_op("hyperball::robust_pool", mutates_args=())
+def robust_pool_op(
+    view: Tensor, weights: Tensor | None, c: Tensor, shape: Tensor, penalty: str, tap_dims: int
+) -> tuple[Tensor, Tensor]:
+    """`solve_rows` as one opaque node of a compiled graph; c and shape are [*rows]. It has no forward-mode rule."""
+    return solve_rows(view, weights, named_value(penalty, c, shape), tap_dims)
+
+
+@robust_pool_op.register_fake
+def _(
+    view: Tensor, weights: Tensor | None, c: Tensor, shape: Tensor, penalty: str, tap_dims: int
+) -> tuple[Tensor, Tensor]:
+    rows = view.shape[: view.dim() - tap_dims]
+    return view.new_empty(rows), view.new_empty(rows, dtype=torch.int32)
+
+
+def named_value(penalty: str, c: Tensor, shape: Tensor) -> Value:
+    row = TABLE[penalty]
+    return Value(row, {"rho": c, "shape": shape} if "shape" in row.parameters else {"rho": c})
+
+
+def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    view, weights, c, shape, ctx.penalty, ctx.tap_dims = inputs
+    ctx.save_for_backward(view, weights, c, shape, output[0])
+
+
+def _op_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    view, weights, c, shape, y = ctx.saved_tensors
+    value = named_value(ctx.penalty, c, shape)
+    geometry = Along(tuple(range(-ctx.tap_dims, 0)))
+    given = weights if ctx.needs_input_grad[1] else None
+    x, w, parameters = pull_back(grad, y, view, weights, value, geometry)
+    shape_grad = parameters[1] if len(parameters) > 1 else None
+    return x, None if given is None else w, parameters[0], shape_grad, None, None
+
+
+robust_pool_op.register_autograd(_op_backward, setup_context=_op_setup)
+
+
+def _rows_and_tangent(
+    y: Tensor, x: Tensor, weights: Tensor | None, value: Value, geometry: Geometry
+) -> tuple[Tensor, Tensor | None, Value, Tangent]:
+    view = geometry.view(x.to(y.dtype))
+    row_weights = _view_weights(x, weights, geometry, y.dtype)
+    rows = as_rows(view, geometry.tap_dims)
+    held = None if row_weights is None else as_rows(row_weights.expand_as(view), geometry.tap_dims)
+    flat = per_row(value)
+    return view, held, flat, tangent(rows, held, flat, y.reshape(-1))
+
+
+def _view_weights(x: Tensor, weights: Tensor | None, geometry: Geometry, dtype: torch.dtype) -> Tensor | None:
+    return geometry.present(x.to(dtype)) if weights is None else geometry.view(weights.to(dtype))
+
+
+def pull_back(
+    grad: Tensor, y: Tensor, x: Tensor, weights: Tensor | None, value: Value, geometry: Geometry
+) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """The gradients of x, of the weights and of the tensor parameters, from that of y."""
+    view, held, flat, t = _rows_and_tangent(y, x, weights, value, geometry)
+    v = grad.reshape(-1).to(y.dtype)
+    grad_x = geometry.scatter((v.unsqueeze(-1) * t.share).reshape(view.shape), x.shape).to(x.dtype)
+    grad_weights = None
+    if weights is not None:
+        taps = (v.unsqueeze(-1) * weight_partial(t)).reshape(view.shape)
+        grad_weights = geometry.scatter(taps, weights.shape).to(weights.dtype)
+    parameters = [(v * partial).reshape(y.shape) for partial in parameter_partials(flat, held, t)]
+    return grad_x, grad_weights, parameters
+
+
+def solve_view(
+    x: Tensor, weights: Tensor | None, value: Value, geometry: Geometry, tensors: Sequence[Tensor]
+) -> tuple[Tensor, Tensor]:
+    """(y, steps): the forward of both functions below."""
+    dtype = compute_dtype(x.dtype)
+    view = geometry.view(x.to(dtype))
+    row_weights = _view_weights(x, weights, geometry, dtype)
+    held = put_together(value, tensors)
+    if not _as_one_node(held, view):
+        return solve_rows(view, row_weights, held, geometry.tap_dims)
+    rows = view.flatten(-geometry.tap_dims)[..., 0]
+    c, shape = on_rows(held.parameters["rho"], rows), on_rows(held.parameters.get("shape", 1.0), rows)
+    row_weights = None if row_weights is None else row_weights.expand_as(view)
+    found: tuple[Tensor, Tensor] = robust_pool_op(view, row_weights, c, shape, held.name, geometry.tap_dims)
+    return found
+
+
+def on_rows(parameter: Any, rows: Tensor) -> Tensor:
+    """A number or a tensor in the shape and dtype of the rows."""
+    return parameter.expand(rows.shape) if isinstance(parameter, Tensor) else torch.full_like(rows, parameter)
+
+
+def saved_pull_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    """The backward of both functions below: by pooling.c where it knows how and no second derivative is asked for."""
+    x, weights, y, *tensors = ctx.saved_tensors
+    value = put_together(ctx.value, tensors)
+    if _can_pull(ctx, value, grad, x, weights, y, *tensors):
+        return _native_pull_back(grad, y, x, weights, value, ctx.geometry)
+    grads = pull_back(grad, y, x, weights, value, ctx.geometry)
+    return grads[0], grads[1], None, None, *grads[2]
+
+
+def _can_pull(ctx: Any, value: Value, grad: Tensor, x: Tensor, weights: Tensor | None, *others: Tensor) -> bool:
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or ctx.needs_input_grad[1]:
+        return False
+    shape = value.parameters.get("shape")
+    if isinstance(shape, Tensor) or any(is_tracked(tensor) for tensor in (grad, x, weights, *others)):
+        return False
+    return choose(value, x.device, x.dtype)[0] == "native"
+
+
+def _native_pull_back(
+    grad: Tensor, y: Tensor, x: Tensor, weights: Tensor | None, value: Value, geometry: Geometry
+) -> tuple[Any, ...]:
+    view = geometry.view(x.to(y.dtype))
+    row_weights = _view_weights(x, weights, geometry, y.dtype)
+    name, c, shape = native_penalty(value)
+    share, radius = native.pull(grad, y, view, row_weights, name, c, shape, tap_dims=geometry.tap_dims)
+    grad_x = geometry.scatter(share, x.shape).to(x.dtype)
+    return grad_x, None, None, None, *([radius] if isinstance(c, Tensor) else [])
+
+
+class RobustPool(torch.autograd.Function):
+    """y and steps from x, weights (of x's shape, or None), penalty, geometry and tensor parameters [*rows]."""
+
+    @staticmethod
+    def forward(x: Tensor, weights: Tensor | None, value: Value, geometry: Geometry, *tensors: Tensor) -> Any:
+        return solve_view(x, weights, value, geometry, tensors)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, weights, ctx.value, ctx.geometry, *tensors = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, weights, output[0], *tensors)
+        ctx.save_for_forward(x, weights, output[0], *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+        return saved_pull_back(ctx, grad)
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor | None, dw: Tensor | None, _value: None, _geometry: None, *dtensors: Any) -> Any:
+        x, weights, y, *tensors = ctx.saved_tensors
+        value = put_together(ctx.value, tensors)
+        _, held, flat, t = _rows_and_tangent(y, x, weights, value, ctx.geometry)
+        moved = torch.zeros_like(y).reshape(-1)
+        if dx is not None:
+            moved = moved + row_sum(t.share * as_rows(ctx.geometry.view(dx.to(y.dtype)), ctx.geometry.tap_dims))
+        if dw is not None:
+            moved = moved + row_sum(
+                weight_partial(t) * as_rows(ctx.geometry.view(dw.to(y.dtype)), ctx.geometry.tap_dims)
+            )
+        for partial, change in zip(parameter_partials(flat, held, t), dtensors, strict=True):
+            if change is not None:
+                moved = moved + partial * change.reshape(-1)
+        return moved.reshape(y.shape), None
+
+    @staticmethod
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], x: Tensor, weights: Any, value: Value, geometry: Geometry, *tensors: Tensor
+    ) -> Any:
+        def in_front(tensor: Tensor | None, dim: int | None) -> Tensor | None:
+            if tensor is None:
+                return None
+            if dim is None:
+                return tensor.unsqueeze(0).expand(info.batch_size, *tensor.shape)
+            return tensor.movedim(dim, 0)
+
+        moved = [in_front(tensor, dim) for tensor, dim in zip(tensors, in_dims[4:], strict=True)]
+        held = (in_front(x, in_dims[0]), in_front(weights, in_dims[1]), value, geometry, *moved)
+        return RobustPool.apply(*held), (0, 0)
+
+
+class CompiledRobustPool(torch.autograd.Function):
+    """The same in the one form that torch.compile traces with and without gradients: it counts the arguments of
+    forward to see whether the context is among them, so their number is fixed and what is not needed is None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weights: Any, value: Value, geometry: Geometry, p0: Any, p1: Any, p2: Any, p3: Any
+    ) -> Any:
+        tensors = [p for p in (p0, p1, p2, p3) if p is not None]
+        y, steps = solve_view(x, weights, value, geometry, tensors)
+        ctx.value, ctx.geometry = value, geometry
+        ctx.mark_non_differentiable(steps)
+        ctx.save_for_backward(x, weights, y, *tensors)
+        return y, steps
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+        return in_slots(*saved_pull_back(ctx, grad), count=8)
+
+
+def in_slots(*items: Any, count: int) -> tuple[Any, ...]:
+    """The items, and None in the places that remain."""
+    if len(items) > count:
+        raise NotImplementedError(f"a penalty may have {count - 4} tensor parameters in compiled code")
+    return (*items, *(None,) * (count - len(items)))
+
+
+# torch asks for the signature at every call; an attribute answers faster than an inspection.
+RobustPool.forward.__signature__ = inspect.signature(RobustPool.forward)  # type: ignore[attr-defined]
+
+
+def _as_one_node(value: Value, view: Tensor) -> bool:
+    """Whether a compiled graph calls the solver as one operator: on the CPU, for the rows that pooling.c has."""
+    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+        return False
+    return view.device.type == "cpu" and value.name in native.PENALTIES and not value.row.composed
+
+
+def pool(x: Tensor, weights: Tensor | None, value: Value, geometry: Geometry) -> tuple[Tensor, Tensor]:
+    """(y, steps): y in float32 or float64; weights None or of x's shape; tensor parameters of y's shape."""
+    shell, tensors = taken_apart(value)
+    if not torch.compiler.is_compiling() and not any(is_tracked(t) for t in (x, weights, *tensors)):
+        return solve_view(x, weights, shell, geometry, tensors)
+    if torch.compiler.is_compiling():
+        refuse_tangents(x, weights, *tensors)
+        y, steps = CompiledRobustPool.apply(*in_slots(x, weights, shell, geometry, *tensors, count=8))
+    else:
+        y, steps = RobustPool.apply(x, weights, shell, geometry, *tensors)
+    return y, steps
+
+
+def refuse_tangents(*tensors: Tensor | None) -> None:
+    """A compiled graph holds no forward-mode rule; without this check its tangents would silently be zero."""
+    if any(unpack_dual(tensor).tangent is not None for tensor in tensors if tensor is not None):
+        raise NotImplementedError("robust pooling has no forward-mode derivative in compiled code; call it uncompiled")
+
+
+def is_tracked(tensor: Tensor | None) -> bool:
+    """Whether a transform or autograd may ask for a derivative: else a call need not pay for the bookkeeping."""
+    if tensor is None:
+        return False
+    if type(tensor) not in (Tensor, torch.nn.Parameter) or (tensor.requires_grad and torch.is_grad_enabled()):
+        return True
+    try:
+        tensor.data_ptr()  # what torch.func wraps has none
+    except RuntimeError:
+        return True
+    return unpack_dual(tensor).tangent is not None
+
+
+def solver_of(value: Value) -> str:
+    """How rows are solved under this penalty."""
+    closed = {
+        "quadratic": "the mean, in closed form",
+        "absolute": "the median, by selection",
+        "truncated_quadratic": "exact: the sorted row is swept with prefix sums",
+    }
+    if value.name in closed:
+        return closed[value.name]
+    return (
+        f"Newton inside a bracket, row by row, from {'a median' if is_convex(value) else 'the best of several starts'}"
+    )
+
+
+def explain_pooling(value: Value, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> str:
+    """Which kernel would pool a tensor of this device and dtype under this penalty, and why."""
+    kernel, reason = choose(value, torch.device(device), dtype)
+    return f"{kernel}, {str(compute_dtype(dtype)).removeprefix('torch.')}: {reason}"

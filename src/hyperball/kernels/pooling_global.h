@@ -1,0 +1,231 @@
+/* Penalties that are not convex, and the median: sorted rows, prefix sums, and the histogram that starts Welsch. */
+
+enum { CELLS = 480, REACH = 16, GAP = 24 };
+
+typedef struct { /* memory for one row and what is derived from it */
+    REAL *row, *weights, *position, *histogram, *density;
+    int64_t cells; /* for which histogram and density have room */
+    double *prefix;
+    int failed;
+} Scratch;
+
+/* Room for a histogram of so many cells and its density; whether there is. */
+static int reserve(Scratch *m, int64_t cells) {
+    if (cells <= m->cells) return 1;
+    free(m->histogram);
+    m->cells = 2 * cells;
+    m->histogram = malloc((size_t)(2 * m->cells + 8 * (REACH + LANES)) * sizeof(REAL));
+    m->density = m->histogram + m->cells + 4 * (REACH + LANES);
+    if (!m->histogram) m->failed = 1, m->cells = 0;
+    return !m->failed;
+}
+
+INLINE void swap(REAL *x, REAL *w, int64_t i, int64_t j) {
+    REAL a = x[i];
+    x[i] = x[j], x[j] = a;
+    if (w) a = w[i], w[i] = w[j], w[j] = a;
+}
+
+static void sort(REAL *x, REAL *w, int64_t n) { /* quicksort by the median of three, the smaller part first */
+    while (n > 24) {
+        int64_t i = 0, j = n - 1, m = n / 2;
+        if (x[m] < x[0]) swap(x, w, m, 0);
+        if (x[j] < x[0]) swap(x, w, j, 0);
+        if (x[j] < x[m]) swap(x, w, j, m);
+        REAL pivot = x[m];
+        while (i <= j) {
+            while (x[i] < pivot) ++i;
+            while (x[j] > pivot) --j;
+            if (i <= j) swap(x, w, i++, j--);
+        }
+        if (j + 1 < n - i) {
+            sort(x, w, j + 1);
+            x += i, w = w ? w + i : w, n -= i;
+        } else {
+            sort(x + i, w ? w + i : w, n - i);
+            n = j + 1;
+        }
+    }
+    for (int64_t i = 1; i < n; ++i) {
+        REAL a = x[i], b = w ? w[i] : 0;
+        int64_t j = i;
+        for (; j > 0 && x[j - 1] > a; --j) {
+            x[j] = x[j - 1];
+            if (w) w[j] = w[j - 1];
+        }
+        x[j] = a;
+        if (w) w[j] = b;
+    }
+}
+
+/* Every lane of a tile at once, by Batcher's merge exchange. */
+static void sort_tile(REAL *x, REAL *w, int64_t n) {
+    for (int64_t p = 1; p < n; p *= 2)
+        for (int64_t k = p; k >= 1; k /= 2)
+            for (int64_t j = k % p; j + k < n; j += 2 * k)
+                for (int64_t i = j; i < j + k && i + k < n; ++i) {
+                    if (i / (2 * p) != (i + k) / (2 * p)) continue;
+                    vec *a = (vec *)(x + i * LANES), *b = (vec *)(x + (i + k) * LANES);
+                    if (w) {
+                        vec *u = (vec *)(w + i * LANES), *v = (vec *)(w + (i + k) * LANES), kept = *u;
+                        *u = pick(*b < *a, *v, *u), *v = pick(*b < *a, kept, *v);
+                    }
+                    order(a, b);
+                }
+}
+
+/* The bits of a number as an integer of the same order; its own inverse. */
+INLINE ivec key(vec a) { return (ivec)a ^ ((ivec)a >> (sizeof(INT) * 8 - 1) & ALL_BUT_SIGN); }
+
+/* The weight of the samples whose key is at most v; and, if asked for, the least sample beyond. */
+INLINE vec weight_up_to(const Tile *t, ivec v, vec *beyond) {
+    vec mass = splat(0), next = splat(INFINITY);
+    for (int64_t i = 0; i < t->n; ++i) {
+        vec x = *(const vec *)(t->x + i * LANES), w = splat(1);
+        if (t->w) w = *(const vec *)(t->w + i * LANES);
+        if (t->has_tail && i == t->n - 1) w = t->tail;
+        ivec inside = key(x + 0) <= v;
+        mass += (vec)(inside & (ivec)w);
+        if (beyond) next = vmin(next, pick(~inside & (w > 0), x, splat(INFINITY)));
+    }
+    if (beyond) *beyond = next;
+    if (!t->alone) return mass;
+    if (beyond) *beyond = splat(least(next));
+    return splat(sum(mass));
+}
+
+/* The mean of the two middle samples, found by bisecting the bits of the answer, in every lane at once. */
+static vec median(const Tile *t, vec low, vec high) {
+    ivec least = key(low), most = key(high);
+    vec half = t->total * (REAL)0.5, slack = splat(1 + 4 * EPS), next;
+    for (int k = 0; k < (int)sizeof(INT) * 8 && !all(least == most); ++k) {
+        ivec middle = (least >> 1) + (most >> 1) + (least & most & 1);
+        ivec enough = weight_up_to(t, middle, NULL) * slack >= half;
+        ivec further = ~enough & (least < most);
+        most = (enough & middle) | (~enough & most);
+        least = (further & (middle + 1)) | (~further & least);
+    }
+    vec found = (vec)key((vec)most), mass = weight_up_to(t, most, &next);
+    next = pick((mass > half * slack) | (next == INFINITY), found, next);
+    return found + (next - found) * (REAL)0.5;
+}
+
+/* The best mean of a window of the sorted row no wider than 2c, by prefix sums; gaps beyond 3c are cut to 3c, which
+   changes no window and keeps the sums accurate. Windows end at a sample, or begin just after one. */
+static REAL truncated(const REAL *x, const REAL *w, int64_t n, double c, double *prefix) {
+    double *t = prefix, *mass = t + n + 1, *first = mass + n + 1, *second = first + n + 1;
+    mass[0] = first[0] = second[0] = t[0] = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        double weight = w ? w[i] : 1;
+        if (i) t[i] = t[i - 1] + fmin(((double)x[i] - (double)x[i - 1]) / c, 3);
+        mass[i + 1] = mass[i] + weight;
+        first[i + 1] = first[i] + weight * t[i];
+        second[i + 1] = second[i] + weight * t[i] * t[i];
+    }
+    double best = -1, y = x[0];
+    for (int64_t i = 0, begin = 0, end = 0; i < n; ++i) {
+        while (t[begin] < t[i] - 2) ++begin;
+        while (end < n && t[end] <= t[i] + 2) ++end;
+        for (int leaving = 0; leaving < 2; ++leaving) {
+            int64_t a = leaving ? i + 1 : begin, b = leaving ? end : i + 1;
+            double m = mass[b] - mass[a], center = (first[b] - first[a]) / m;
+            if (!(a < b) || !(m > 0)) continue;
+            double saved = m - (second[b] - second[a] - (first[b] - first[a]) * center);
+            if (saved > best) best = saved, y = (double)x[a] + (center - t[a]) * c;
+        }
+    }
+    double inside = 0, off = 0;
+    for (int64_t i = 0; i < n; ++i)
+        if (fabs(x[i] - y) <= c) inside += w ? w[i] : 1, off += (w ? w[i] : 1) * (x[i] - y);
+    return (REAL)(inside > 0 ? y + off / inside : y);
+}
+
+/* Where cell k of the histogram lies: `position` holds the cell coordinate of each sample of the sorted row. */
+static REAL cell_center(const Scratch *m, int64_t n, REAL cell, REAL c, REAL low, int sorted) {
+    if (!sorted) return low + cell * c / 4;
+    int64_t a = 0, b = n - 1;
+    while (a < b) {
+        int64_t middle = (a + b + 1) / 2;
+        if (m->position[middle] <= cell) a = middle; else b = middle - 1;
+    }
+    if (a + 1 < n && m->position[a + 1] - cell < cell - m->position[a]) ++a; /* gaps are cut, so use the nearer end */
+    return m->row[a] + (cell - m->position[a]) * c / 4;
+}
+
+static int64_t fill_histogram(Scratch *m, const REAL *w, int64_t n, REAL c, REAL low, REAL high, int *sorted) {
+    REAL inverse = 4 / c;
+    *sorted = !((high - low) * inverse <= CELLS);
+    if (*sorted) sort(m->row, (REAL *)w, n);
+    for (int64_t i = 0; i < n; ++i) { /* a sample of weight 0 may lie outside the range */
+        REAL from = *sorted ? (i ? m->row[i - 1] : m->row[i]) : low, gap = (m->row[i] - from) * inverse;
+        REAL most = *sorted ? GAP : (high - low) * inverse;
+        gap = gap < 0 ? 0 : gap < most ? gap : most;
+        m->position[i] = *sorted && i ? m->position[i - 1] + gap : gap;
+    }
+    int64_t cells = 2 + (int64_t)(*sorted ? m->position[n - 1] : (high - low) * inverse);
+    if (!reserve(m, cells)) return 0;
+    memset(m->histogram, 0, (size_t)(cells + 2 * REACH + LANES) * sizeof(REAL));
+    for (int64_t i = 0; i < n; ++i) {
+        int64_t cell = (int64_t)m->position[i];
+        REAL share = m->position[i] - (REAL)cell, weight = w ? w[i] : 1;
+        m->histogram[REACH + cell] += weight * (1 - share);
+        m->histogram[REACH + cell + 1] += weight * share;
+    }
+    return cells;
+}
+
+/* A start in the basin of the global minimum: the highest peak of the smoothed histogram; peaks that come close to it
+   are compared after three exact steps each. Uses, and may sort, the scratch row. */
+static REAL welsch_start(Scratch *m, const Tile *like, const REAL *w, int64_t n, REAL c, REAL low, REAL high) {
+    int sorted, rivals = 0;
+    int64_t cells = fill_histogram(m, w, n, c, low, high, &sorted);
+    if (!cells) return low;
+    REAL bell[2 * REACH + 1], highest = 0, best = low, top = -1;
+    for (int j = -REACH; j <= REACH; ++j) bell[j + REACH] = (REAL)exp(-j * j / 32.0);
+    for (int64_t i = 0; i < cells; i += LANES) {
+        vec d = splat(0);
+        for (int j = 0; j <= 2 * REACH; ++j) d += bell[j] * *(const vec *)(m->histogram + i + j);
+        *(vec *)(m->density + 1 + i) = d;
+    }
+    m->density[0] = m->density[cells + 1] = 0;
+    const REAL *d = m->density + 1;
+    for (int64_t i = 0; i < cells; ++i) highest = d[i] > highest ? d[i] : highest;
+    for (int64_t i = 0; i < cells; ++i)
+        if (d[i] >= d[i - 1] && d[i] > d[i + 1] && d[i] >= highest * (REAL)0.96)
+            ++rivals, best = cell_center(m, n, (REAL)i, c, low, sorted);
+    if (rivals <= 1) return best;
+    Tile row = *like;
+    row.alone = 1, row.x = m->row, row.w = w, row.n = (n + LANES - 1) / LANES;
+    row.has_tail = !w && n % LANES != 0;
+    row.c = splat(c), row.over_c = splat(1 / c), row.far = splat(c * (REAL)1e4);
+    for (int l = 0; l < LANES; ++l) row.tail[l] = l < n % LANES;
+    for (int64_t i = n; i < row.n * LANES; ++i) m->row[i] = m->row[0];
+    for (int64_t i = 0; i < cells; ++i) {
+        if (!(d[i] >= d[i - 1] && d[i] > d[i + 1] && d[i] >= highest * (REAL)0.96)) continue;
+        vec u = splat(cell_center(m, n, (REAL)i, c, low, sorted));
+        Sums s, g;
+        for (int j = 0; j < 4; ++j) {
+            gains(WELSCH, &row, u, &g);
+            if (j == 3) break;
+            slopes(WELSCH, &row, u, &s);
+            u -= s.g / pick(s.h > g.gain * (REAL)0.3, s.h, g.gain);
+        }
+        if (g.gain[0] > top) top = g.gain[0], best = u[0];
+    }
+    return best;
+}
+
+/* From u downhill to the first of u +- c/2, c, 2c, 4c beyond which the objective rises, else to the row's end. */
+static void local_bracket(const Tile *t, vec u, vec *low, vec *high) {
+    Sums s;
+    slopes(WELSCH, t, u, &s);
+    vec down = pick(s.g > 0, splat(-1), splat(1)), far = u + down * t->c * (REAL)0.5;
+    ivec crossed = s.g == 0;
+    for (int k = 0; k < 4 && !all(crossed); ++k) {
+        slopes(WELSCH, t, far, &s);
+        crossed |= s.g * down >= 0;
+        far = pick(crossed, far, u + down * t->c * (REAL)(1 << k));
+    }
+    far = pick(crossed, far, pick(down < 0, *low, *high));
+    *low = vmin(u, far), *high = vmax(u, far);
+}

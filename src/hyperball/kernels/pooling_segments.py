@@ -1,0 +1,228 @@
+"""Robust pooling of ragged segments: rows of different lengths that lie one after the other in x, [N, D].
+
+Segment s is x[offsets[s] : offsets[s + 1]], and each of its D columns is a row. The eager path pads segments to the
+next power of two, at least 8, and solves those of one length together; a segment's padding depends on its own length
+only, so its result does not depend on the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from hyperball.kernels import pooling_native as native
+from hyperball.kernels.pooling import (
+    choose,
+    compute_dtype,
+    named_value,
+    native_penalty,
+    on_rows,
+    put_together,
+    refuse_tangents,
+    taken_apart,
+)
+from hyperball.kernels.pooling_gradient import Tangent, parameter_partials, tangent
+from hyperball.kernels.pooling_rows import pool_rows
+from hyperball.kernels.pooling_solver import row_sum
+from hyperball.rows import Value
+
+SHORTEST = 8
+
+
+class Bucket(NamedTuple):
+    """Segments that are padded to one length L: which they are [S], their samples [S, L] and which of these exist."""
+
+    segments: Tensor
+    samples: Tensor
+    present: Tensor
+
+    def rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """(samples, weights) as [S·D, L]."""
+        taken = x[self.samples].movedim(1, 2)  # [S, D, L]
+        weights = self.present.to(x.dtype).unsqueeze(1).expand_as(taken)
+        return taken.reshape(-1, taken.shape[-1]), weights.reshape(-1, taken.shape[-1])
+
+    def value(self, value: Value) -> Value:
+        """The value with [S_all, D] parameters as [S·D, 1]."""
+        held = {k: v[self.segments].reshape(-1, 1) for k, v in value.parameters.items() if isinstance(v, Tensor)}
+        return value.with_parameters(**held)
+
+
+def buckets(offsets: Tensor) -> Iterator[Bucket]:
+    """The segments that hold a sample, by padded length."""
+    lengths = offsets.diff()
+    padded = torch.exp2(lengths.clamp(min=SHORTEST).to(torch.float64).log2().ceil()).long()
+    padded = torch.where(lengths > 0, padded, 0)
+    for length in padded.unique().tolist():
+        if length:
+            segments = (padded == length).nonzero().squeeze(1)
+            ramp = torch.arange(length, device=offsets.device)
+            present = ramp < lengths[segments].unsqueeze(1)
+            yield Bucket(segments, torch.where(present, offsets[segments].unsqueeze(1) + ramp, 0), present)
+
+
+def solve_segments(x: Tensor, offsets: Tensor, value: Value) -> tuple[Tensor, Tensor]:
+    """(y, steps), [S, D], of x [N, D] in float32 or float64; an empty segment is NaN."""
+    segments, columns = offsets.numel() - 1, x.shape[1]
+    if x.is_meta:
+        return x.new_empty((segments, columns)), x.new_empty((segments, columns), dtype=torch.int32)
+    if choose(value, x.device, x.dtype)[0] == "native":
+        name, c, shape = native_penalty(value)
+        x, lengths = x.contiguous(), offsets.diff().unsqueeze(1).expand(segments, columns).contiguous()
+        bases = (offsets[:-1].unsqueeze(1) * columns + torch.arange(columns)).contiguous()
+        longest = int(lengths.max()) if lengths.numel() else 0
+        taps = x.new_empty(0) if longest == 0 else x[:longest, 0]
+        if taps.numel():
+            return native.pool(taps, None, name, c, shape, tap_dims=1, bases=bases, lengths=lengths)
+    y = x.new_full((segments, columns), torch.nan)
+    steps = torch.zeros(y.shape, dtype=torch.int32, device=x.device)
+    for bucket in buckets(offsets):
+        found, taken = pool_rows(*bucket.rows(x), bucket.value(value), fixed=x.dtype != torch.float64)
+        y[bucket.segments] = found.reshape(len(bucket.segments), columns)
+        steps[bucket.segments] = taken.reshape(len(bucket.segments), columns)
+    return y, steps
+
+
+def _tangents(y: Tensor, x: Tensor, offsets: Tensor, value: Value) -> Iterator[tuple[Bucket, Tensor, Value, Tangent]]:
+    for bucket in buckets(offsets):
+        rows, weights = bucket.rows(x.to(y.dtype))
+        held = bucket.value(value)
+        yield bucket, weights, held, tangent(rows, weights, held, y[bucket.segments].reshape(-1))
+
+
+def pull_back(grad: Tensor, y: Tensor, x: Tensor, offsets: Tensor, value: Value) -> tuple[Tensor, list[Tensor]]:
+    """The gradients of x and of the tensor parameters, from that of y."""
+    grad_x = torch.zeros_like(x, dtype=y.dtype)
+    parameters = [torch.zeros_like(y) for held in value.parameters.values() if isinstance(held, Tensor)]
+    for bucket, weights, held, t in _tangents(y, x, offsets, value):
+        v = grad[bucket.segments].reshape(-1).to(y.dtype)
+        taps = (
+            (v.unsqueeze(1) * t.share).reshape(len(bucket.segments), x.shape[1], bucket.samples.shape[1]).movedim(2, 1)
+        )
+        grad_x = grad_x.index_add(0, bucket.samples[bucket.present], taps[bucket.present])
+        for i, partial in enumerate(parameter_partials(held, weights, t)):
+            parameters[i] = parameters[i].index_add(
+                0, bucket.segments, (v * partial).reshape(len(bucket.segments), x.shape[1])
+            )
+    return grad_x.to(x.dtype), parameters
+
+
+def residuals(y: Tensor, x: Tensor, offsets: Tensor, value: Value) -> tuple[Tensor, Tensor]:
+    """(|Σ psi|, whether the gradient is damped), [S, D]."""
+    gradient, damped = torch.full_like(y, torch.nan), torch.zeros_like(y, dtype=torch.bool)
+    for bucket, weights, _, t in _tangents(y, x, offsets, value):
+        gradient[bucket.segments] = row_sum(t.s * t.z * weights).abs().reshape(len(bucket.segments), x.shape[1])
+        damped[bucket.segments] = t.damped.reshape(len(bucket.segments), x.shape[1])
+    return gradient, damped
+
+
+class SegmentPool(torch.autograd.Function):
+    """y and steps, [S, D], from x [N, D], offsets, the penalty and its tensor parameters [S, D]."""
+
+    @staticmethod
+    def forward(x: Tensor, offsets: Tensor, value: Value, *tensors: Tensor) -> Any:
+        return solve_segments(x.to(compute_dtype(x.dtype)), offsets, put_together(value, tensors))
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+        x, offsets, ctx.value, *tensors = inputs
+        ctx.mark_non_differentiable(output[1])
+        ctx.save_for_backward(x, offsets, output[0], *tensors)
+        ctx.save_for_forward(x, offsets, output[0], *tensors)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+        x, offsets, y, *tensors = ctx.saved_tensors
+        grad_x, parameters = pull_back(grad, y, x, offsets, put_together(ctx.value, tensors))
+        return grad_x, None, None, *parameters
+
+    @staticmethod
+    def jvp(ctx: Any, dx: Tensor | None, _offsets: None, _value: None, *dtensors: Any) -> Any:
+        x, offsets, y, *tensors = ctx.saved_tensors
+        moved = torch.zeros_like(y)
+        value = put_together(ctx.value, tensors)
+        for bucket, weights, held, t in _tangents(y, x, offsets, value):
+            change = torch.zeros_like(t.share[:, 0])
+            if dx is not None:
+                change = change + row_sum(t.share * bucket.rows(dx.to(y.dtype))[0])
+            for partial, step in zip(parameter_partials(held, weights, t), dtensors, strict=True):
+                if step is not None:
+                    change = change + partial * step[bucket.segments].reshape(-1)
+            moved = moved.index_add(0, bucket.segments, change.reshape(len(bucket.segments), x.shape[1]))
+        return moved, None
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, offsets: Tensor, value: Value, *tensors: Tensor) -> Any:
+        if in_dims[1] is not None:
+            raise ValueError("`offsets` cannot be a batch under vmap: every element must have the same segments")
+
+        def widen(tensor: Tensor, dim: int | None) -> Tensor:  # [N, D] and a batch as [N, B·D]
+            if dim is None:
+                return tensor.unsqueeze(1).expand(-1, info.batch_size, -1).flatten(1)
+            return tensor.movedim(dim, 1).flatten(1)
+
+        wide = [widen(tensor, dim) for tensor, dim in zip(tensors, in_dims[3:], strict=True)]
+        y, steps = SegmentPool.apply(widen(x, in_dims[0]), offsets, value, *wide)
+        unpack = (info.batch_size, -1)
+        return (y.unflatten(1, unpack), steps.unflatten(1, unpack)), (1, 1)
+
+
+@torch.library.custom_op("hyperball::segment_robust_pool", mutates_args=())
+def segment_op(x: Tensor, offsets: Tensor, c: Tensor, shape: Tensor, penalty: str) -> tuple[Tensor, Tensor]:
+    """`solve_segments` as one opaque node of a compiled graph: how many segments have which length is data."""
+    return solve_segments(x, offsets, named_value(penalty, c, shape))
+
+
+@segment_op.register_fake
+def _(x: Tensor, offsets: Tensor, c: Tensor, shape: Tensor, penalty: str) -> tuple[Tensor, Tensor]:
+    size = (offsets.shape[0] - 1, x.shape[1])
+    return x.new_empty(size), x.new_empty(size, dtype=torch.int32)
+
+
+@torch.library.custom_op("hyperball::segment_robust_pool_backward", mutates_args=())
+def segment_backward_op(
+    grad: Tensor, y: Tensor, x: Tensor, offsets: Tensor, c: Tensor, shape: Tensor, penalty: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The gradients of x, c and shape."""
+    grad_x, parameters = pull_back(grad, y, x, offsets, named_value(penalty, c, shape))
+    return grad_x, parameters[0], parameters[1] if len(parameters) > 1 else torch.zeros_like(y)
+
+
+@segment_backward_op.register_fake
+def _(
+    grad: Tensor, y: Tensor, x: Tensor, offsets: Tensor, c: Tensor, shape: Tensor, penalty: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(x), torch.empty_like(y), torch.empty_like(y)
+
+
+def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, offsets, c, shape, ctx.penalty = inputs
+    ctx.save_for_backward(output[0], x, offsets, c, shape)
+
+
+def _op_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
+    grad_x, grad_c, grad_shape = segment_backward_op(grad, *ctx.saved_tensors, ctx.penalty)
+    return grad_x, None, grad_c, grad_shape, None
+
+
+segment_op.register_autograd(_op_backward, setup_context=_op_setup)
+
+
+def pool_segments(x: Tensor, offsets: Tensor, value: Value) -> tuple[Tensor, Tensor]:
+    """(y, steps), [S, D]; y in float32 or float64; tensor parameters are [S, D]."""
+    if not torch.compiler.is_compiling():
+        shell, tensors = taken_apart(value)
+        y, steps = SegmentPool.apply(x, offsets, shell, *tensors)
+        return y, steps
+    refuse_tangents(x, *taken_apart(value)[1])
+    if value.row.composed:
+        raise NotImplementedError(
+            f"segments cannot be pooled in compiled code with {value.name}, which is user-defined"
+        )
+    rows = x.new_empty((offsets.shape[0] - 1, x.shape[1]), dtype=compute_dtype(x.dtype))
+    c, shape = on_rows(value.parameters["rho"], rows), on_rows(value.parameters.get("shape", 1.0), rows)
+    found: tuple[Tensor, Tensor] = segment_op(x.to(rows.dtype), offsets, c.contiguous(), shape.contiguous(), value.name)
+    return found
