@@ -160,21 +160,6 @@ def test_compiled_code_around_argmin_gives_the_same_gradients():
     torch.testing.assert_close(*slopes)
 
 
-@pytest.mark.parametrize("transform", [torch.func.vmap, lambda f: torch.func.grad(lambda x: f(x).sum())])
-def test_torch_func_transforms_are_refused_by_name(transform):
-    with pytest.raises(RuntimeError, match=r"torch\.func transforms.*leading dimensions of `init`"):
-        transform(lambda x: argmin(bowl, x, torch.zeros(5, dtype=D)))(rows())
-
-
-def test_export_is_refused_by_name():
-    class Layer(torch.nn.Module):
-        def forward(self, x: Tensor) -> Tensor:
-            return argmin(bowl, x, torch.zeros_like(x))
-
-    with pytest.raises(RuntimeError, match="cannot be exported"):
-        torch.export.export(Layer(), (rows(),), strict=False)
-
-
 def test_objective_that_vmap_cannot_vectorize_still_has_a_hessian():
     class Square(torch.autograd.Function):
         @staticmethod

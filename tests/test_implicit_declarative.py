@@ -134,7 +134,7 @@ def test_moving_the_layer_moves_its_start(layer, x):
 
 
 def test_repr_shows_the_settings(layer):
-    assert "solver=Newton(tolerance=1e-12, max_steps=100)" in repr(layer)
+    assert "solver=Newton(tolerance=1e-12, max_steps=100" in repr(layer)
     assert "on_failure='raise'" in repr(layer)
 
 
@@ -153,6 +153,11 @@ def test_repr_shows_the_settings(layer):
 def test_bad_argument_is_refused_by_name(change, error, match):
     with pytest.raises(error, match=match):
         Declarative(**({"objective": weighted, "init": torch.zeros(())} | change))
+
+
+def test_a_layer_on_the_meta_device_says_that_it_has_no_values(layer):
+    with pytest.raises(ValueError, match=r"`init` must have values, got .* meta device.*to_empty"):
+        layer.to("meta")(torch.zeros(6, 9, dtype=torch.float64, device="meta"))
 
 
 def test_input_with_too_few_dimensions_is_refused(layer):

@@ -92,6 +92,7 @@ SETTINGS = [
     (lambda: Newton(max_steps=0), ValueError, "`max_steps` must be >= 1, got 0"),
     (lambda: Newton(max_steps=1.5), TypeError, "`max_steps` must be an integer, got float"),
     (lambda: Newton(tolerance="small"), TypeError, "`tolerance` must be a number, got str"),
+    (lambda: Newton(steps=0), ValueError, "`steps` must be >= 1"),
     (lambda: LBFGS(history=0), ValueError, "`history` must be >= 1"),
     (lambda: BracketedScalar(1.0, 1.0), ValueError, "`lo` must be < `hi`, got 1.0 and 1.0"),
     (lambda: BracketedScalar(0.0, float("inf")), ValueError, "`lo` and `hi` must be finite"),

@@ -345,3 +345,22 @@ def test_cuda_graphs_capture_a_projection(p: float, surface: str) -> None:
         y = project(x, 4.0, p=p, surface=surface)
     graph.replay()
     torch.testing.assert_close(y, want)
+
+
+@each_surface
+def test_gradients_of_rows_that_are_not_finite_are_the_same_in_every_mode(p: float, surface: str) -> None:
+    nan, inf = math.nan, math.inf
+    x = torch.tensor([[1.0, 2, -3], [nan, 1, 2], [inf, 1, 2], [-inf, 1, 2], [nan, inf, 0], [0.1, 0.2, 0.3]])
+    v = torch.tensor([1.0, 2.0, 3.0])
+    found = []
+    for call in (
+        lambda x, r: project(x, r, p=p, surface=surface),
+        lambda x, r: kernel._evaluate(x, r, f"{functional.check_norm(p)}_{surface}", (-1,))[0],
+        torch.compile(lambda x, r: project(x, r, p=p, surface=surface), backend="aot_eager", fullgraph=True),
+    ):
+        leaf, radius = x.clone().requires_grad_(), torch.full((6, 1), 1.5, requires_grad=True)
+        y = call(leaf, radius)
+        found.append((y.detach(), *torch.autograd.grad((y * v).sum(), (leaf, radius))))
+    for other in found[1:]:
+        for wanted, got in zip(found[0], other, strict=True):
+            torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-5, equal_nan=True)

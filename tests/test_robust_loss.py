@@ -1,6 +1,8 @@
 """Barron's general loss: the properties its author tests, its special cases, and its derivatives everywhere."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import mpmath
 import pytest
@@ -221,9 +223,25 @@ def test_second_derivative_in_the_shape_agrees_with_400_digits(alpha: float) -> 
             assert abs((got.item() - want) / want) < 1e-11, (x, got.item(), want)
 
 
-def test_third_derivative_is_refused() -> None:
-    third = torch.func.grad(torch.func.grad(torch.func.grad(lambda x: robust_loss(x, 0.5, 1.0))))
-    with pytest.raises(RuntimeError, match="no third derivatives"):
+@pytest.mark.parametrize("outer", [torch.func.grad, torch.func.jacfwd])
+@pytest.mark.parametrize("inner", [torch.func.grad, torch.func.jacfwd])
+def test_second_derivative_is_the_same_in_every_mode_or_refused(
+    outer: Callable[..., Any], inner: Callable[..., Any]
+) -> None:
+    x = tensor(0.4)
+    wanted = torch.func.grad(torch.func.grad(lambda x: robust_loss(x, 0.5, 1.0)))(x)
+    if outer is inner is torch.func.jacfwd:
+        with pytest.raises(RuntimeError, match="`robust_loss` has no forward-mode derivative of a forward-mode"):
+            outer(inner(lambda x: robust_loss(x, 0.5, 1.0)))(x)
+        return
+    torch.testing.assert_close(outer(inner(lambda x: robust_loss(x, 0.5, 1.0)))(x), wanted)
+
+
+@pytest.mark.parametrize("outer", [torch.func.grad, torch.func.jacfwd])
+@pytest.mark.parametrize("inner", [torch.func.grad, torch.func.jacfwd])
+def test_third_derivative_is_refused(outer: Callable[..., Any], inner: Callable[..., Any]) -> None:
+    third = outer(inner(inner(lambda x: robust_loss(x, 0.5, 1.0))))
+    with pytest.raises(RuntimeError, match=r"no third derivatives|forward-mode derivative of a forward-mode"):
         third(tensor(0.4))
 
 
@@ -344,7 +362,14 @@ def test_nan_stays_in_its_element() -> None:
         ((torch.ones(2), 1.0, 0.0), ValueError, "`c` must be > 0 and finite, got 0.0"),
         ((torch.ones(2), 1.0, -1.0), ValueError, "`c` must be > 0 and finite, got -1.0"),
         ((torch.ones(2), 1.0, math.nan), ValueError, "`c` must be a number"),
-        ((torch.ones(2), 1.0, torch.tensor([1.0, -2.0])), ValueError, "`c` must be > 0 everywhere"),
+        ((torch.ones(2), 1.0, torch.tensor([1.0, -2.0])), ValueError, "`c` must be > 0 and finite everywhere"),
+        ((torch.ones(2), 1.0, torch.tensor([1.0, math.inf])), ValueError, "`c` must be > 0 and finite everywhere"),
+        ((torch.ones(2), 1.0, torch.tensor([math.nan, 1.0])), ValueError, "`c` must be > 0 and finite everywhere"),
+        (
+            (torch.ones(2), torch.ones(3), 1.0),
+            ValueError,
+            r"`x`, `alpha` and `c` must broadcast .* \(2,\), \(3,\), \(\)",
+        ),
         ((torch.ones(2), math.nan, 1.0), ValueError, "`alpha` must be a number"),
         ((torch.ones(2), "cauchy", 1.0), TypeError, "`alpha` must be a number or a tensor"),
         ((torch.ones(2), torch.tensor(1), 1.0), TypeError, "`alpha` must be a floating-point tensor"),

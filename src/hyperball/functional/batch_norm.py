@@ -19,6 +19,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 from torch.autograd import Function
+from torch.autograd.forward_ad import unpack_dual
 
 from hyperball import radial
 from hyperball.kernels.batch_norm import (
@@ -29,15 +30,13 @@ from hyperball.kernels.batch_norm import (
     channel_sum,
     expectation,
     influence,
-    joint_moments,
-    local_moments,
     reduced,
-    sample,
     sample_count,
     spread,
     totals,
     work_dtype,
 )
+from hyperball.kernels.batch_norm_solver import joint_moments, local_moments, sample
 from hyperball.rows import AnyValue, Row, Value, require_positive
 
 PENALTIES = ("quadratic", "pseudo_huber", "huber", "welsch", "truncated_quadratic", "barron")
@@ -75,10 +74,41 @@ def inverse_times(at: Totals, first: Tensor, second: Tensor) -> tuple[Tensor, Te
     )
 
 
+def refuse_tangents(*tensors: Any) -> None:
+    """Refuse forward-mode differentiation."""
+    if torch.compiler.is_compiling():
+        return
+    if any(isinstance(item, Tensor) and unpack_dual(item).tangent is not None for item in tensors):
+        raise NotImplementedError(
+            "`robust_batch_norm` has no forward-mode derivative (jvp, jacfwd) in training; use reverse mode "
+            "(vjp, jacrev)"
+        )
+
+
+def channel_batch(info: Any, dim: int | None, tensor: Tensor, channel: int) -> Tensor:
+    """A tensor under vmap with the mapped dimension folded into the channels'."""
+    lanes = tensor.unsqueeze(channel) if dim is None else tensor.movedim(dim, channel)
+    sizes = list(lanes.shape)
+    sizes[channel] = info.batch_size
+    return lanes.expand(sizes).flatten(channel, channel + 1)
+
+
+def mapped(function: Any, info: Any, in_dims: tuple[Any, ...], x: Tensor, *rest: Any) -> tuple[Any, tuple[int, ...]]:
+    """`function` under vmap: channels are independent of each other, so a batch of inputs is more channels."""
+    *channels, rows, e = rest
+    folded = [channel_batch(info, dim, item, 0) for dim, item in zip(in_dims[1:-2], channels, strict=True)]
+    x, rows = channel_batch(info, in_dims[0], x, 1), channel_batch(info, in_dims[-2], rows, 1)
+    m, s, held = function.apply(x, *folded, rows, e)
+    split = (info.batch_size, -1)
+    return (m.unflatten(0, split), s.unflatten(0, split), held.unflatten(1, split)), (0, 0, 1)
+
+
 class JointMoments(Function):
     """(m, s) of every channel for a convex penalty, and the totals there."""
 
-    generate_vmap_rule = True
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:
+        return mapped(JointMoments, info, in_dims, *arguments)
 
     @staticmethod
     def forward(x: Tensor, c: Tensor, rows: Tensor, e: Estimator) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,7 +146,9 @@ class LocalMoments(Function):
     dlog s = dlog s0 + mean e·dt/2V and mean psi'·dt = 0, where dt = (dx - dm)/s0 - t·dlog s0.
     """
 
-    generate_vmap_rule = True
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[Any, ...], *arguments: Any) -> tuple[Any, tuple[int, ...]]:
+        return mapped(LocalMoments, info, in_dims, *arguments)
 
     @staticmethod
     def forward(
@@ -159,14 +191,14 @@ def _local_adjoint(at: Totals, g_shift: Tensor, g_growth: Tensor) -> tuple[Tenso
 
 
 class Normalize(Function):
-    """y = (x - m)·(r·weight) + bias per channel, in x's dtype."""
+    """y = (x - m)·weight/d + bias per channel, in x's dtype."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(x: Tensor, m: Tensor, r: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    def forward(x: Tensor, m: Tensor, d: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
         variance = torch.full_like(m, 1.0 - UNIT_EPS)
-        return F.batch_norm(x, m, variance, r * weight, bias, False, 0.0, UNIT_EPS)
+        return F.batch_norm(x, m, variance, weight / d, bias, False, 0.0, UNIT_EPS)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -174,17 +206,19 @@ class Normalize(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        x, m, r, weight = ctx.saved_tensors
+        x, m, d, weight = ctx.saved_tensors
+        gain = weight / d
         if torch.is_grad_enabled() or x.device.type not in ("cpu", "cuda"):
             wide = grads[0].to(m.dtype)
-            g_x = (wide * spread(r * weight, x)).to(x.dtype)
+            g_x = (wide * spread(gain, x)).to(x.dtype)
             product, total = channel_sum(wide * (x.to(m.dtype) - spread(m, x))), channel_sum(wide)
         else:
             variance = torch.full_like(m, 1.0 - UNIT_EPS)
             g_x, product, total = torch.ops.aten.native_batch_norm_backward(
-                grads[0], x, r * weight, m, variance, None, None, False, UNIT_EPS, [True, True, True]
+                grads[0], x, gain, m, variance, None, None, False, UNIT_EPS, [True, True, True]
             )
-        return g_x, -r * weight * total, weight * product, r * product, total
+        product = product / d  # before it meets another 1/d: d² may overflow
+        return g_x, -gain * total, -gain * product, product, total
 
 
 def robust_batch_norm(
@@ -225,6 +259,7 @@ def robust_batch_norm(
         return F.batch_norm(input, running_mean, running_var, weight, bias, False, 0.0, eps)
     group = _group(process_group) if sync else None
     c = _radius(value, input)
+    refuse_tangents(input, weight, bias, c)
     estimator = Estimator(value.name, _shape(value), group)
     count = _check_count(input, group)
     m, s = moments(input, c, estimator)
@@ -232,8 +267,8 @@ def robust_batch_norm(
         _track(running_mean, running_var, m.detach(), s.detach(), momentum, count)
     ones = torch.ones_like(m) if weight is None else weight.to(m.dtype)
     zeros = torch.zeros_like(m) if bias is None else bias.to(m.dtype)
-    r = 1.0 / torch.hypot(s, torch.full_like(s, math.sqrt(eps)))
-    normalized: Tensor = Normalize.apply(input, m, r, ones, zeros)
+    divisor = torch.hypot(s, torch.full_like(s, math.sqrt(eps)))
+    normalized: Tensor = Normalize.apply(input, m, divisor, ones, zeros)
     return normalized
 
 

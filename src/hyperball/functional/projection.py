@@ -92,7 +92,7 @@ def _check_input(x: Tensor) -> None:
 
 def check_norm(p: float) -> str:
     """The name of the norm in a kernel's table."""
-    if not isinstance(p, (int, float)) or float(p) not in NORMS:
+    if not isinstance(p, (int, float)) or isinstance(p, bool) or float(p) not in NORMS:
         raise ValueError(f"`p` must be 1, 2 or math.inf, got {p!r}")
     return NORMS[float(p)]
 
@@ -108,7 +108,7 @@ def check_surface(surface: str) -> str:
 def check_dims(dim: int | Sequence[int]) -> tuple[int, ...]:
     """The dims as a tuple."""
     given = (dim,) if isinstance(dim, int) else dim
-    if not isinstance(given, Sequence) or not all(isinstance(d, int) for d in given):
+    if not isinstance(given, Sequence) or not all(isinstance(d, int) and not isinstance(d, bool) for d in given):
         raise TypeError(f"`dim` must be an int or a sequence of ints, got {dim!r}")
     if not given:
         raise ValueError("`dim` must name at least one dimension, got ()")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from hyperball.kernels.projection_solver import refuse_nested_forward
 from hyperball.kernels.robust_loss import loss_gradients, loss_hessian, loss_value, times
 
 NAMES = ("x", "alpha", "c")
@@ -39,6 +40,8 @@ def robust_loss(x: Tensor, alpha: float | Tensor, c: float | Tensor) -> Tensor:
             dtype = torch.promote_types(dtype, other.dtype)
     work = torch.float64 if dtype == torch.float64 else torch.float32
     tensors = [torch.as_tensor(item, dtype=work, device=x.device) for item in (x, alpha, c)]
+    _check_shapes(tensors)
+    refuse_nested_forward("robust_loss")
     function = CompiledLoss if torch.compiler.is_compiling() else Loss
     loss: Tensor = function.apply(*torch.broadcast_tensors(*tensors))
     return loss.to(dtype)
@@ -54,8 +57,16 @@ def _check_scalar(name: str, given: float | Tensor) -> None:
         raise ValueError(f"`{name}` must be a number, got {given!r}")
 
 
+def _check_shapes(tensors: list[Tensor]) -> None:
+    try:
+        torch.broadcast_shapes(*(tensor.shape for tensor in tensors))
+    except RuntimeError:
+        shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+        raise ValueError(f"`x`, `alpha` and `c` must broadcast against each other, got shapes {shapes}") from None
+
+
 def _check_positive(c: float | Tensor) -> None:
-    """Refuse c <= 0; a tensor only where its values can be read without waiting for a device."""
+    """Refuse c <= 0, inf and NaN; a tensor only where its values can be read without waiting for a device."""
     if not isinstance(c, Tensor):
         if not 0.0 < c < math.inf:
             raise ValueError(f"`c` must be > 0 and finite, got {c!r}")
@@ -63,11 +74,13 @@ def _check_positive(c: float | Tensor) -> None:
     if torch.compiler.is_compiling() or c.device.type != "cpu":
         return
     try:
-        smallest = c.detach().min().item() if c.numel() else 1.0
+        smallest, largest = (c.detach().min().item(), c.detach().max().item()) if c.numel() else (1.0, 1.0)
     except RuntimeError:  # inside vmap a value cannot be read
         return
-    if smallest <= 0.0:
-        raise ValueError(f"`c` must be > 0 everywhere, got a tensor with minimum {smallest:g}")
+    if not 0.0 < smallest <= largest < math.inf:
+        raise ValueError(
+            f"`c` must be > 0 and finite everywhere, got a tensor with minimum {smallest:g} and maximum {largest:g}"
+        )
 
 
 def _scaled(gradients: tuple[Tensor | None, ...], g: Tensor) -> tuple[Tensor | None, ...]:
@@ -189,7 +202,11 @@ class HessianProduct(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        raise RuntimeError("robust_loss has no third derivatives")
+        raise RuntimeError("`robust_loss` has no third derivatives")
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Any) -> Any:
+        raise RuntimeError("`robust_loss` has no third derivatives")
 
 
 def _named(needed: Iterable[bool]) -> str:

@@ -1,6 +1,6 @@
 """The entry point: check, solve, report, attach the derivative."""
 
-from contextlib import ExitStack
+from contextlib import nullcontext
 from typing import Any, Literal, overload
 
 import torch
@@ -9,12 +9,12 @@ from torch import Tensor
 from hyperball.implicit import checks
 from hyperball.implicit.adjoint import Implicit, Unrolled, attach
 from hyperball.implicit.constrained import KKT, AugmentedLagrangian, attached_steps
+from hyperball.implicit.curvature import least_curvature
 from hyperball.implicit.descent import Minimum
+from hyperball.implicit.fixed import attach_fixed, check_fixed, is_traced, solve_fixed
 from hyperball.implicit.problem import Function, Inputs, Problem, pose, result_dtype, tensors_of
 from hyperball.implicit.solution import ON_FAILURE, OnFailure, Solution, first_of, report
 from hyperball.implicit.solvers import LBFGS, Newton, Solver
-
-NEWTON_LIMIT = 64
 
 
 @overload
@@ -80,17 +80,34 @@ def argmin(
     >>> argmin(lambda x, u: (x - u[:, None]).pow(2).sum(-1), x, torch.zeros(1)).item()
     4.0
     """
-    checks.eager_only()
     check_settings(objective, equality, inequality, solver, adjoint, on_failure)
-    checks.start(init)
+    look = not is_traced()
+    checks.start(init, look)
     checks.tensors(tensors_of(inputs), init)
-    adjoint = adjoint or Implicit()
-    dtype = result_dtype(inputs, init)
+    adjoint, dtype = adjoint or Implicit(), result_dtype(inputs, init)
+    kind = init.device.type
+    with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
+        if not look or (isinstance(solver, Newton) and solver.steps):
+            problem, start = pose(objective, inputs, init, equality, inequality, look)
+            kkt, u = fixed(problem, start, solver, adjoint, on_failure)
+        else:
+            problem, kkt, u = searched(objective, inputs, init, equality, inequality, solver, adjoint, on_failure)
+        return finish(problem, kkt, u, dtype) if full else shaped(problem, kkt, u, dtype)
+
+
+def searched(
+    objective: Function,
+    inputs: Inputs,
+    init: Tensor,
+    equality: Function | None,
+    inequality: Function | None,
+    solver: Solver | AugmentedLagrangian | None,
+    adjoint: Implicit | Unrolled,
+    on_failure: OnFailure,
+) -> tuple[Problem, KKT, Tensor]:
+    """The problem, the answer after as many steps as it needs, and its value with derivative."""
     wanted = torch.is_grad_enabled()
-    with ExitStack() as stack:
-        stack.enter_context(torch.autocast(init.device.type, enabled=False))
-        if torch.is_inference_mode_enabled():
-            stack.enter_context(torch.inference_mode(False))
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():
         problem, start = pose(objective, inputs, init, equality, inequality)
         wanted = wanted and problem.requires_grad(start)
         kkt = find(problem, start, choose(problem, solver), adjoint if wanted else None)
@@ -98,7 +115,24 @@ def argmin(
         u = kkt.minimum.u
         if wanted and isinstance(adjoint, Implicit):
             u = attach(problem, kkt, adjoint, on_failure)
-        return finish(problem, kkt, u, dtype) if full else shaped(problem, kkt, u, dtype)
+    return problem, kkt, u
+
+
+def fixed(
+    problem: Problem,
+    start: Tensor,
+    solver: Solver | AugmentedLagrangian | None,
+    adjoint: Implicit | Unrolled,
+    on_failure: OnFailure,
+) -> tuple[KKT, Tensor]:
+    """The answer after a fixed number of steps, and its value with derivative."""
+    newton = check_fixed(solver, adjoint, problem.constrained, problem.variables, on_failure)
+    assert isinstance(adjoint, Implicit)
+    kkt, here = solve_fixed(problem, start, newton)
+    if not is_traced():
+        failures(problem, start, kkt.minimum, on_failure)
+    wanted = torch.is_grad_enabled()
+    return kkt, attach_fixed(problem, kkt.z, here, adjoint) if wanted else kkt.z
 
 
 def check_settings(
@@ -123,7 +157,7 @@ def check_settings(
 def choose(problem: Problem, solver: Solver | AugmentedLagrangian | None) -> Solver | AugmentedLagrangian:
     """The solver that will run: by size where none is given, wrapped where there are constraints."""
     if solver is None:
-        solver = Newton() if problem.variables <= NEWTON_LIMIT else LBFGS()
+        solver = Newton() if problem.variables <= checks.DENSE_LIMIT else LBFGS()
     if problem.constrained and isinstance(solver, Solver):
         return AugmentedLagrangian(solver)
     return solver.inner if isinstance(solver, AugmentedLagrangian) and not problem.constrained else solver
@@ -144,6 +178,8 @@ def find(
         minimum = solver.minimize(problem.value, start, attach=True, extra=unrolled.extra)
     else:
         minimum = solver.minimize(problem.detached().value, start)
+    least, convex = least_curvature(problem.detached().value, minimum.u.detach())
+    minimum = minimum._replace(converged=minimum.converged & convex, curvature=least)
     return KKT(minimum, minimum.u.detach(), start.new_zeros(start.shape[0], 0, dtype=torch.bool))
 
 
@@ -153,8 +189,14 @@ def failures(problem: Problem, start: Tensor, minimum: Minimum, on_failure: OnFa
     if not bad.any():
         return
     outside = ~problem.detached().value(start).detach().isfinite()
+    saddle = bad & saddles(minimum)
     if outside.any():
         why = f"`objective` is not finite at `init` for {first_of(outside)} (NaN in `inputs`?)"
+    elif minimum.curvature is not None and saddle.any():
+        why = (
+            f"`argmin` ended at a maximum or saddle of `objective` for {first_of(saddle)}: curvature down to "
+            f"{minimum.curvature[saddle].min():.3g}; start from another `init`"
+        )
     else:
         why = (
             f"`argmin` did not converge for {first_of(bad)}: residual up to "
@@ -162,6 +204,13 @@ def failures(problem: Problem, start: Tensor, minimum: Minimum, on_failure: OnFa
             "another `init` or `solver`, more `max_steps` or a larger `tolerance`"
         )
     report(why, on_failure)
+
+
+def saddles(minimum: Minimum) -> Tensor:
+    """Rows that curve down where they stopped, as far as that was looked at."""
+    if minimum.curvature is None:
+        return torch.zeros_like(minimum.converged)
+    return minimum.curvature < 0
 
 
 def shaped(problem: Problem, kkt: KKT, u: Tensor, dtype: torch.dtype) -> Tensor:
@@ -182,4 +231,5 @@ def finish(problem: Problem, kkt: KKT, u: Tensor, dtype: torch.dtype) -> Solutio
         kkt.minimum.residual.reshape(shape),
         kkt.z[:, n:end].reshape(*shape, end - n) if problem.equality else None,
         kkt.z[:, end:].reshape(*shape, inequalities) if problem.inequality else None,
+        None if kkt.minimum.curvature is None else kkt.minimum.curvature.reshape(shape),
     )

@@ -4,8 +4,9 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
+
+DENSE_LIMIT = 64  # variables up to which n x n matrices are the default
 
 
 def positive(name: str, value: float | None) -> None:
@@ -47,13 +48,17 @@ def choice(name: str, value: Any, allowed: Iterable[str]) -> None:
         raise ValueError(f"`{name}` must be one of {options}, got {value!r}")
 
 
-def start(init: Any) -> None:
-    """Refuse an `init` that is not a finite real floating-point tensor with at least one variable."""
+def start(init: Any, look: bool = True) -> None:
+    """Refuse an `init` that is not a finite real floating-point tensor; `look` says whether values can be read."""
     if not isinstance(init, Tensor):
         raise TypeError(f"`init` must be a Tensor, got {type(init).__name__}")
     if not init.is_floating_point():
         raise TypeError(f"`init` must be a real floating-point tensor, got {init.dtype}")
-    if not init.isfinite().all():
+    if init.is_meta:
+        raise ValueError(
+            "`init` must have values, got a tensor on the meta device; move the layer with to_empty(device=…)"
+        )
+    if look and not init.isfinite().all():
         raise ValueError("`init` must be finite, got NaN or inf")
 
 
@@ -69,13 +74,10 @@ def tensors(inputs: Iterable[Any], init: Tensor) -> None:
             raise ValueError(f"`inputs` must be on the device of `init` ({init.device}), got {x.device}")
 
 
-def eager_only() -> None:
-    """Refuse torch.func transforms and torch.export: the number of steps depends on the data."""
-    if torch.compiler.is_exporting():
-        raise RuntimeError("`argmin` cannot be exported: the number of steps depends on the data")
-    stack = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
-    if stack is not None and stack() is not None:
+def derivatives_left(left: int) -> None:
+    """Refuse one derivative more than the adjoint has."""
+    if not left:
         raise RuntimeError(
-            "`argmin` does not run inside torch.func transforms (vmap, grad, jacrev): give the batch as "
-            "leading dimensions of `init` and differentiate with torch.autograd"
+            "`argmin` was differentiated more often than its adjoint allows; pass "
+            "adjoint=Implicit(order=2) for second derivatives (order=k for k of them)"
         )

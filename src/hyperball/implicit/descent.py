@@ -4,6 +4,7 @@ A row is updated until its own stopping rule holds and then stays put, so its re
 the rest of the batch. Step lengths and masks are constants of the derivative.
 """
 
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -21,6 +22,7 @@ class Minimum(NamedTuple):
     converged: Tensor  # [N] bool
     steps: Tensor  # [N] int64
     residual: Tensor  # [N]
+    curvature: Tensor | None = None  # [N], the least eigenvalue of the Hessian
 
 
 class Rule(Protocol):
@@ -121,9 +123,12 @@ def descend(
     tolerance: float,
     max_steps: int,
     attach: bool = False,
-    extra: int = 0,
+    closing: Sequence[Rule] = (),
 ) -> Minimum:
-    """Iterate u <- u + t d until |grad f| <= tolerance * |grad f(start)| or f and u stop changing."""
+    """Iterate u <- u + t d until |grad f| <= tolerance * |grad f(start)| or f and u stop changing.
+
+    `closing` are rules of full, differentiated steps after that.
+    """
     point = evaluate(value_of, start, attach)
     goal = tolerance * largest(point.gradient.detach())
     converged = is_finite(point) & (largest(point.gradient.detach()) <= goal)
@@ -137,8 +142,8 @@ def descend(
         point, steps = new, steps + active
         converged = converged | rounded | (moved & (largest(point.gradient.detach()) <= goal))
         active = active & moved & ~converged
-    for _ in range(extra):
-        point = full_step(value_of, point, rule, converged)
+    for last in closing:
+        point = full_step(value_of, point, last, converged)
     return Minimum(point.u, converged, steps, largest(point.gradient.detach()))
 
 

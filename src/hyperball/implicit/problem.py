@@ -4,6 +4,7 @@ The batch shape is the shape of f's value and must begin the shape of u; everyth
 element's variables. Solvers see u as [N, n]: one row per element.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -42,11 +43,11 @@ class Problem:
     @property
     def variables(self) -> int:
         """Numbers in one element's u."""
-        return self.shape[self.batch :].numel()
+        return math.prod(self.shape[self.batch :])
 
     def rows(self, u: Tensor) -> Tensor:
         """[*batch, *event] -> [N, n]."""
-        return u.reshape(self.elements.numel(), self.variables)
+        return u.reshape(math.prod(self.elements), self.variables)
 
     def value(self, u: Tensor) -> Tensor:
         """f(x, u) per row."""
@@ -70,7 +71,7 @@ class Problem:
                 f"`{name}` must return a Tensor whose shape begins with the batch shape "
                 f"{tuple(self.elements)}, got {describe(value)}"
             )
-        return value.reshape(u.shape[0], value.shape[self.batch :].numel()).to(u.dtype)
+        return value.reshape(u.shape[0], math.prod(value.shape[self.batch :])).to(u.dtype)
 
     def detached(self) -> "Problem":
         """The same problem whose inputs carry no gradient."""
@@ -119,13 +120,18 @@ def working_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def pose(
-    objective: Function, inputs: Inputs, init: Tensor, equality: Function | None, inequality: Function | None
+    objective: Function,
+    inputs: Inputs,
+    init: Tensor,
+    equality: Function | None,
+    inequality: Function | None,
+    look: bool = True,
 ) -> tuple[Problem, Tensor]:
-    """The checked problem and its start [N, n], both in the working precision."""
+    """The checked problem and its start [N, n], both in the working precision; `look`: whether values can be read."""
     dtype = working_dtype(result_dtype(inputs, init))
 
     def working(x: Tensor) -> Tensor:
-        x = x.clone() if x.is_inference() else x
+        x = x.clone() if look and x.is_inference() else x
         return x.to(dtype) if x.is_floating_point() else x
 
     inputs, start = map_tensors(inputs, working), working(init).detach()
@@ -140,7 +146,8 @@ def pose(
     problem = Problem(objective, inputs, equality, inequality, init.shape, value.dim())
     if not problem.variables:
         raise ValueError(f"`init` must have at least one variable per element, got shape {tuple(init.shape)}")
-    check_elements(problem, problem.rows(start))
+    if look:
+        check_elements(problem, problem.rows(start))
     return problem, problem.rows(start)
 
 
@@ -152,7 +159,8 @@ def check_elements(problem: Problem, start: Tensor) -> None:
     """
     weight = (1 + torch.arange(start.shape[0], device=start.device) % 2).to(start.dtype)
     with torch.enable_grad():
-        variable = start.detach().requires_grad_()
+        # Beside the start: at a minimizer gradients are rounding, which no weight scales.
+        variable = (start + 1e-3 * (1 + start.abs())).detach().requires_grad_()
         value = problem.detached().value(variable)
         plain = None
         if value.requires_grad:

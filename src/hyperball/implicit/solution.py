@@ -26,6 +26,8 @@ class Solution:
     converged: whether each element met its stopping rule.
     steps: iterations spent on each element.
     residual: largest entry of the optimality condition, |grad f| or the KKT residual.
+    curvature: least eigenvalue of the second derivative of f (beyond 64 variables a Lanczos estimate); negative at a
+        maximum or saddle, which does not count as converged. None with constraints, whose KKT points are checked too.
     equality_multipliers, inequality_multipliers: [*batch, m], where there are such constraints.
     """
 
@@ -35,6 +37,7 @@ class Solution:
     residual: Tensor
     equality_multipliers: Tensor | None = None
     inequality_multipliers: Tensor | None = None
+    curvature: Tensor | None = None
 
 
 def report(message: str, on_failure: OnFailure) -> None:
@@ -42,7 +45,7 @@ def report(message: str, on_failure: OnFailure) -> None:
     if on_failure == "raise":
         raise ConvergenceError(message)
     if on_failure == "warn":
-        warnings.warn(message, ConvergenceWarning, stacklevel=4)
+        warnings.warn(message, ConvergenceWarning, stacklevel=5)
 
 
 def first_of(mask: Tensor) -> str:

@@ -19,6 +19,8 @@ from hyperball.implicit.derivatives import (
 )
 from hyperball.implicit.descent import Minimum, descend
 
+CLOSING_LIMIT = 512
+
 
 class Solver(ABC):
     """Settings of an unconstrained solver."""
@@ -27,8 +29,8 @@ class Solver(ABC):
     def minimize(self, value_of: Value, start: Tensor, attach: bool = False, extra: int = 0) -> Minimum:
         """Row-wise argmin of value_of from `start` [N, n].
 
-        `attach` differentiates the iterates, and takes `extra` steps more, since a derivative converges
-        one step behind its iterate.
+        `attach` differentiates the iterates, and takes `extra` Newton steps more, since a derivative converges
+        behind its iterate.
         """
 
 
@@ -36,20 +38,24 @@ class Solver(ABC):
 class Newton(Solver):
     """d = -(H + tau I)^-1 g, with the smallest tau of a geometric scale that makes it positive definite.
 
-    Quadratic convergence; one n x n factorization and n backward passes a step, so for small u.
+    Quadratic convergence; one n x n factorization and n backward passes a step, so for small u. `steps` fixes the
+    number of steps, which then never depends on the data: in compiled, exported and mapped code it is 16 unless given.
     """
 
     tolerance: float | None = None
     max_steps: int = 100
+    steps: int | None = None
 
     def __post_init__(self) -> None:
         checks.positive("tolerance", self.tolerance)
         checks.count("max_steps", self.max_steps)
+        if self.steps is not None:
+            checks.count("steps", self.steps)
 
     def minimize(self, value_of: Value, start: Tensor, attach: bool = False, extra: int = 0) -> Minimum:
         tolerance = self.tolerance or default_tolerance(start.dtype)
         rule = NewtonRule(value_of, attach)
-        return descend(value_of, start, rule, tolerance, self.max_steps, attach, extra)
+        return descend(value_of, start, rule, tolerance, self.max_steps, attach, [rule] * extra)
 
 
 @dataclass(frozen=True)
@@ -60,8 +66,8 @@ class LBFGS(Solver):
     """
 
     tolerance: float | None = None
-    max_steps: int = 500
-    history: int = 10
+    max_steps: int = 2000
+    history: int = 20
 
     def __post_init__(self) -> None:
         checks.positive("tolerance", self.tolerance)
@@ -71,7 +77,7 @@ class LBFGS(Solver):
     def minimize(self, value_of: Value, start: Tensor, attach: bool = False, extra: int = 0) -> Minimum:
         tolerance = self.tolerance or default_tolerance(start.dtype)
         rule = LBFGSRule(value_of, start, self.history)
-        return descend(value_of, start, rule, tolerance, self.max_steps, attach, extra)
+        return descend(value_of, start, rule, tolerance, self.max_steps, attach, closing_rules(value_of, start, extra))
 
 
 @dataclass(frozen=True)
@@ -90,7 +96,17 @@ class GradientDescent(Solver):
     def minimize(self, value_of: Value, start: Tensor, attach: bool = False, extra: int = 0) -> Minimum:
         tolerance = self.tolerance or default_tolerance(start.dtype)
         rule = GradientRule(value_of, start, self.rate)
-        return descend(value_of, start, rule, tolerance, self.max_steps, attach, extra)
+        return descend(value_of, start, rule, tolerance, self.max_steps, attach, closing_rules(value_of, start, extra))
+
+
+def closing_rules(value_of: Value, start: Tensor, extra: int) -> list["NewtonRule"]:
+    """`extra` Newton steps, after which a derivative does not depend on how the iterates came there."""
+    if extra and start.shape[1] > CLOSING_LIMIT:
+        raise ValueError(
+            f"`adjoint` Unrolled closes with Newton steps, for up to {CLOSING_LIMIT} variables per element, got "
+            f"{start.shape[1]}; use Implicit(), or Unrolled(extra=0) for the derivative of the iterates alone"
+        )
+    return [NewtonRule(value_of, attach=True)] * extra
 
 
 def positive_shift(matrix: Tensor) -> Tensor:
@@ -173,7 +189,7 @@ def probed_length(value_of: Value, start: Tensor) -> Tensor:
 
 
 class LBFGSRule:
-    """The two-loop recursion, every row with its own memory."""
+    """The two-loop recursion, every row with its own memory, which is a constant of the derivative."""
 
     searches = True
 
@@ -205,9 +221,9 @@ class LBFGSRule:
         return torch.where(self.valid[-1], 1.0, self.first)
 
     def update(self, old: Point, new: Point, moved: Tensor) -> None:
-        s, y = new.u - old.u, new.gradient - old.gradient
-        size = (dot(s, s) * dot(y, y)).detach().sqrt()
-        keep = moved & (dot(s, y).detach() > torch.finfo(s.dtype).eps ** 0.5 * size)
+        s, y = (new.u - old.u).detach(), (new.gradient - old.gradient).detach()
+        size = (dot(s, s) * dot(y, y)).sqrt()
+        keep = moved & (dot(s, y) > torch.finfo(s.dtype).eps ** 0.5 * size)
         self.s = torch.where(keep[None, :, None], torch.cat((self.s[1:], s[None])), self.s)
         self.y = torch.where(keep[None, :, None], torch.cat((self.y[1:], y[None])), self.y)
         self.valid = torch.where(keep, torch.cat((self.valid[1:], keep[None])), self.valid)

@@ -25,14 +25,10 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hyperball import radial
+from hyperball.kernels.projection_solver import row_sum
 
-SAMPLE = (256, 4096)  # least and most samples of a channel on which the first estimate is made, a 16th in between
-MEDIAN_SAMPLE = 64  # of which these give its start
-MOST_STEPS = 60  # where steps end when they are small enough
-ROUGH_STEPS = 16  # where their number is fixed: on the sample, or on all samples of a small channel
-FULL_STEPS = 4  # and then on all samples; chosen by a test on channels with 0, 25 and 45 % outliers
-LOCAL_STEPS = 8  # of a penalty that is not convex, on the sample and again on all samples
 LEAST = 1e-3  # the least curvature, as a share of the samples, that a derivative divides by
+SHORT = 32  # samples in a row of memory below which rows are made of the whole batch
 FARTHEST = 1e15  # residuals, in units of s, beyond which they are not told apart
 BLOCK = 2**17  # samples handled at once by each thread of a CPU, so that temporaries stay in its cache
 
@@ -81,6 +77,16 @@ def spread(values: Tensor, x: Tensor) -> Tensor:
 def channel_sum(samples: Tensor) -> Tensor:
     """The sum over all dimensions but the channels'."""
     return samples.sum([d for d in range(samples.dim()) if d != 1])
+
+
+def in_rows(x: Tensor) -> Tensor:
+    """x as [N, C, L] whose last dimension is contiguous and long: sums over it do not depend on the other channels."""
+    if torch.compiler.is_compiling():
+        return x
+    flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
+    if flat.shape[2] < SHORT:
+        flat = flat.transpose(0, 1).flatten(1).unsqueeze(0)
+    return flat.contiguous()
 
 
 class AllReduce(Function):
@@ -154,13 +160,13 @@ def table_influence(t: Tensor, c: Tensor, e: Estimator) -> tuple[Tensor, Tensor,
     return psi, torch.where(n > c, far, t * psi - row.phi(t, **parameters)), slope, t
 
 
-def block_sums(x: Tensor, m: Tensor, s: Tensor, c: Tensor, e: Estimator) -> Tensor:
-    """The sums behind `Totals` over one block of samples, [6, C]."""
+def summands(x: Tensor, m: Tensor, s: Tensor, c: Tensor, e: Estimator) -> tuple[Tensor, ...]:
+    """psi, chi, psi'·t^k for k = 0, 1, 2, and t·psi of every sample."""
     t = (x.to(m.dtype) - spread(m, x)) * spread(1.0 / s, x)
     psi, chi, slope, held = influence(t, spread(c, x), e)
     slope_t = slope * held
     t_psi = t.clamp(min=-FARTHEST, max=FARTHEST) * psi
-    return torch.stack([channel_sum(item) for item in (psi, chi, slope, slope_t, slope_t * held, t_psi)])
+    return psi, chi, slope, slope_t, slope_t * held, t_psi
 
 
 def blocks(x: Tensor) -> tuple[Tensor, ...]:
@@ -173,10 +179,22 @@ def blocks(x: Tensor) -> tuple[Tensor, ...]:
 
 def totals(x: Tensor, m: Tensor, s: Tensor, c: Tensor, e: Estimator) -> Totals:
     """The means of psi, chi, psi', … at (m, s) over all samples of all processes."""
-    first, *rest = (block_sums(block, m, s, c, e) for block in blocks(x))
-    for part in rest:
-        first = first + part
-    return Totals(*(reduced(first, e.group) / sample_count(x, e.group)).unbind(0))
+    sums = torch.stack([channel_sum(item) for item in summands(x, m, s, c, e)])
+    return means(sums, x, e)
+
+
+def totals_in_rows(x: Tensor, m: Tensor, s: Tensor, c: Tensor, e: Estimator) -> Totals:
+    """`totals` of [N, C, L] by sums in one order, so that a channel's bits do not depend on the others."""
+    if torch.compiler.is_compiling():
+        return totals(x, m, s, c, e)
+    parts = [torch.stack([row_sum(item)[..., 0] for item in summands(b, m, s, c, e)]) for b in blocks(x)]
+    sums = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+    return means(row_sum(sums.transpose(1, 2).contiguous())[..., 0], x, e)
+
+
+def means(sums: Tensor, x: Tensor, e: Estimator) -> Totals:
+    """Sums over this process's samples, [6, C], as means over those of all processes."""
+    return Totals(*(reduced(sums, e.group) / sample_count(x, e.group)).unbind(0))
 
 
 def truncated_expectation(c: Tensor) -> tuple[Tensor, Tensor]:
@@ -216,199 +234,3 @@ def expectation(c: Tensor, e: Estimator) -> tuple[Tensor, Tensor]:
     value = 2.0 * chi if e.convex else z * psi
     change = 2.0 * value - (2.0 * z * z * slope if e.convex else z * (psi + z * slope))  # Euler, degree 2
     return (weights * value).sum(-1), (weights * change).sum(-1) / c
-
-
-def newton_step(m: Tensor, s: Tensor, at: Totals, beta: Tensor, damping: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """(m, s) after H·(dm/s, dlog s) = (mean psi, mean chi - beta/2).
-
-    H = mean psi'·(1, t)(1, t)ᵀ; damping moves it towards (1, t·psi) of the quadratics that lie above phi, whose
-    step does not increase Q, and beyond 1 shortens the step. s² changes by 1/(1 - 2·dlog s), which is exact for a
-    quadratic, and at most tenfold up.
-    """
-    h0, h1, h2 = at.slope, at.slope_t, at.slope_tt
-    if damping is not None:
-        share = damping.clamp(max=1.0)
-        h0, h1, h2 = (
-            torch.lerp(h0, torch.ones_like(h0), share),
-            torch.lerp(h1, at.psi, share),
-            torch.lerp(h2, at.t_psi, share),
-        )
-    h0, h2 = h0.clamp(min=1e-6), h2.clamp(min=1e-6)
-    determinant = torch.maximum(h0 * h2 - h1 * h1, 1e-4 * h0 * h2)
-    excess = at.chi - beta / 2.0
-    shift = (h2 * at.psi - h1 * excess) / determinant
-    growth = (h0 * excess - h1 * at.psi) / determinant
-    length = torch.maximum(torch.maximum(shift.abs() / 2.0, growth / 0.45), -growth / 5e3).clamp(min=1.0)
-    if damping is not None:
-        length = length * damping.clamp(min=1.0)
-    return m + s * (shift / length), s / (1.0 - 2.0 * growth / length).sqrt()
-
-
-class Located(NamedTuple):
-    """Location and scale, and the totals there."""
-
-    m: Tensor
-    s: Tensor
-    at: Totals
-
-
-def stepped(m: Tensor, s: Tensor, at: Totals, beta: Tensor, damping: Tensor | None = None) -> Located:
-    """A last step, and the moments of psi' after it: exact while psi' does not change, as huber's does not inside c."""
-    next_m, next_s = newton_step(m, s, at, beta, damping)
-    shift, ratio = (next_m - m) / s, s / next_s
-    first = (at.slope_t - shift * at.slope) * ratio
-    second = (at.slope_tt - 2.0 * shift * at.slope_t + shift * shift * at.slope) * ratio * ratio
-    return Located(next_m, next_s, at._replace(slope_t=first, slope_tt=second))
-
-
-def descend(x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor, tolerance: float) -> Located:
-    """Minimize Q from (m, s) by Newton steps that are damped, per channel, until Q does not increase.
-
-    Where their lengths can be read, the steps end when none exceeds the tolerance; else their number is fixed.
-    """
-    beta, _ = expectation(c, e)
-    info = torch.finfo(m.dtype)
-    best, damping = torch.full_like(m, torch.inf), torch.zeros_like(m)
-    at, kept, look = None, (m, s), readable(m)
-    for _ in range(MOST_STEPS if look else ROUGH_STEPS):
-        here = totals(x, m, s, c, e)
-        q = s * (here.t_psi - here.chi + beta / 2.0)
-        accepted = ~(q > best * (1.0 + 64.0 * info.eps))
-        best = torch.where(accepted, q, best)
-        kept = (torch.where(accepted, m, kept[0]), torch.where(accepted, s, kept[1]))
-        at = here if at is None else Totals(*(torch.where(accepted, a, b) for a, b in zip(here, at)))
-        eased = torch.where(damping < 0.02, 0.0, damping / 4.0)
-        damping = torch.where(accepted, eased, (4.0 * damping).clamp(min=0.1, max=1e4))
-        m, s = newton_step(*kept, at, beta, damping)
-        s = s.clamp(min=least_scale(s))
-        if look and not bool(moved(m - kept[0], s - kept[1], m, s, tolerance).logical_or(damping > 0.0).any()):
-            break
-    assert at is not None
-    m, s, at = stepped(*kept, at, beta, damping)
-    return Located(m, s.clamp(min=least_scale(s)), at)
-
-
-def refine(x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor) -> Located:
-    """A fixed number of Newton steps on all samples from an estimate that is close."""
-    beta, _ = expectation(c, e)
-    at = totals(x, m, s, c, e)
-    for _ in range(FULL_STEPS - 1):
-        m, s = newton_step(m, s, at, beta)
-        at = totals(x, m, s, c, e)
-    return stepped(m, s, at, beta)
-
-
-def readable(tensor: Tensor) -> bool:
-    """Whether Python may look at values: on a CPU, without waiting, and not inside vmap or while tracing."""
-    if torch.compiler.is_compiling() or tensor.device.type != "cpu":
-        return False
-    try:
-        tensor.sum().item()
-    except RuntimeError:
-        return False
-    return True
-
-
-def moved(dm: Tensor, ds: Tensor, m: Tensor, s: Tensor, tolerance: float) -> Tensor:
-    """Whether a channel moved by more than the tolerance, in units of s, and by more than rounding."""
-    rounding = 4.0 * torch.finfo(m.dtype).eps * m.abs()
-    return (dm.abs() > tolerance * s + rounding) | (ds.abs() > tolerance * s)
-
-
-def sample(x: Tensor, group: Any) -> Tensor:
-    """A 16th of the samples of every channel, [k, C], at the same positions, which a golden ratio spreads evenly."""
-    flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
-    count = flat.shape[0] * flat.shape[2]
-    if group is None and count <= SAMPLE[0]:
-        return flat.transpose(1, 2).reshape(count, flat.shape[1]).to(work_dtype(x))
-    ranks = 1 if group is None else dist.get_world_size(group)
-    size = SAMPLE[0] // ranks + 1 if group is not None else min(max(count // 16, SAMPLE[0]), SAMPLE[1])
-    steps = torch.arange(size, dtype=torch.float64, device=x.device)
-    position = (steps * 0.6180339887498949 % 1.0 * count).long()
-    rows = flat[position // flat.shape[2], :, position % flat.shape[2]].to(work_dtype(x)).contiguous()
-    if group is None:
-        return rows
-    shares = [torch.empty_like(rows) for _ in range(ranks)]
-    dist.all_gather(shares, rows, group=group)
-    return torch.cat(shares)
-
-
-def start(rows: Tensor, c: Tensor, e: Estimator) -> tuple[Tensor, Tensor]:
-    """The median, and the median of |x - median| in units of a standard deviation; where that is 0, the latter.
-
-    Where more than 1 - beta/(the largest 2·chi) of the samples are the median, the minimum is at s = 0, which steps
-    approach slowly, so it starts there.
-    """
-    few = rows[:MEDIAN_SAMPLE].t()
-    m = few.median(-1).values
-    s = 1.4826 * (few - m.unsqueeze(-1)).abs().median(-1).values
-    s = torch.where(s > 0.0, s, rows.std(0, correction=0))
-    largest = 2.0 * influence(torch.full_like(c, FARTHEST), c, e)[1]
-    share = (rows == m).to(rows.dtype).mean(0)
-    vanishing = share > 1.0 - expectation(c, e)[0] / largest + 0.05
-    return m, torch.where(vanishing, 0.0, s).clamp(min=least_scale(s))
-
-
-def least_scale(s: Tensor) -> float:
-    return torch.finfo(s.dtype).tiny * 1e4
-
-
-@torch.library.custom_op("hyperball::rough_moments", mutates_args=())
-def rough_moments(rows: Tensor, c: Tensor, name: str, shape: float, local: bool) -> tuple[Tensor, Tensor, Tensor]:
-    """(m0, s0, m) from a sample: one operation to a compiler, which would take minutes over its many small steps."""
-    e = Estimator(name, shape)
-    found = descend(rows, c, e.unit, *start(rows, c, e.unit), 1e-4)
-    m = approach(rows, c, e, found.m, found.s, 1e-4) if local else found.m.clone()
-    return found.m, found.s, m
-
-
-@rough_moments.register_fake
-def _(rows: Tensor, c: Tensor, name: str, shape: float, local: bool) -> tuple[Tensor, Tensor, Tensor]:
-    channel = rows.new_empty(rows.shape[1])
-    return channel, channel.clone(), channel.clone()
-
-
-def joint_moments(x: Tensor, c: Tensor, e: Estimator, rows: Tensor) -> Located:
-    """The minimum (m, s) of Q for a convex penalty: found on a sample, then on all samples.
-
-    After a step of length d the error is of the order d².
-    """
-    closest = 4e-15 if rows.dtype == torch.float64 else 1e-5
-    if torch.compiler.is_compiling():
-        m, s, _ = rough_moments(rows, c, e.name, e.shape, False)
-        return refine(x, c, e, m, s)
-    whole = e.group is None and rows.shape[0] == x.numel() // max(x.shape[1], 1)
-    found = descend(rows, c, e.alone, *start(rows, c, e), closest if whole else 1e-2)
-    if whole:
-        return found
-    if e.group is None and readable(x):  # processes take the same number of steps
-        return descend(x, c, e, found.m, found.s, closest)
-    return refine(x, c, e, found.m, found.s)
-
-
-def local_step(m: Tensor, s: Tensor, c: Tensor, at: Totals) -> Tensor:
-    """m + s·mean psi/mean psi', or the step of weights, mean psi/mean gain, where that is no guide."""
-    shift = at.psi / torch.where(at.slope > 0.1 * at.chi, at.slope, at.chi).clamp(min=1e-6)
-    return m + s * torch.clamp(shift, min=-c, max=c)
-
-
-def approach(x: Tensor, c: Tensor, e: Estimator, m: Tensor, unit: Tensor, tolerance: float) -> Tensor:
-    """The location that local steps reach from m."""
-    look = e.group is None and readable(m)
-    for _ in range(MOST_STEPS if look else LOCAL_STEPS):
-        before, m = m, local_step(m, unit, c, totals(x, m, unit, c, e))
-        if look and not bool(moved(m - before, torch.zeros_like(m), m, unit, tolerance).any()):
-            break
-    return m
-
-
-def local_moments(x: Tensor, c: Tensor, e: Estimator, rows: Tensor, m: Tensor, unit: Tensor) -> Located:
-    """(m, s) for a penalty that is not convex, from huber's m and in units of huber's s."""
-    if torch.compiler.is_compiling():
-        _, _, m = rough_moments(rows, c, e.name, e.shape, True)
-    else:
-        m = approach(rows, c, e.alone, m, unit, 1e-2)
-    m = approach(x, c, e, m, unit, 16.0 * torch.finfo(m.dtype).eps)
-    at = totals(x, m, unit, c, e)
-    expected, _ = expectation(c, e)
-    return Located(m, unit * (at.t_psi / expected).clamp(min=0.0).sqrt(), at)

@@ -83,10 +83,13 @@ def simplex(rows: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
 
     theta and d are kept apart because theta alone is rounded coarser than the smallest elements of y.
     """
+    plain = not torch.is_grad_enabled() and is_plain(rows)
+    if not plain:
+        rows = rows * (1 + 0 * rows.detach().amax(-1, keepdim=True))  # a row that is not finite has NaN gradients
     shifted = excess(rows, radius)
     with torch.no_grad():
         theta, total, count = solver_for(shifted)(shifted.detach())
-    if torch.is_grad_enabled() or not is_plain(shifted):
+    if not plain:
         total, count = mass(shifted, theta)
     step = (total - 1) / count
     return radius * (shifted + theta).sub_(step).relu_(), torch.cat((theta, step), -1)
@@ -172,7 +175,8 @@ def linf_tangent(rows: Tensor, radius: Tensor, cut: Tensor, *, ball: bool) -> Ta
     """J v = v off the pinned coordinates, dy/dr = sgn(x) on them: |x_i| > r, and the first largest on a sphere."""
     pinned = positive(rows.abs() - radius)
     if not ball:
-        pinned = pinned.scatter(-1, first_largest(rows), 1.0)
+        first = first_largest(rows)
+        pinned = pinned.scatter(-1, first, 1.0 - rows.gather(-1, first).isnan().to(rows.dtype))
     return Tangent(lambda v: v * (1 - pinned), pinned * signs(rows))
 
 

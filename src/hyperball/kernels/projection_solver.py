@@ -42,6 +42,18 @@ def is_concrete(tensor: Tensor) -> bool:
     return True
 
 
+def refuse_nested_forward(name: str) -> None:
+    """Refuse jvp inside jvp, where torch drops the outer tangents of a custom function without a word."""
+    if torch.compiler.is_compiling():
+        return
+    stack = getattr(getattr(torch._C, "_functorch", None), "get_interpreter_stack", lambda: None)()
+    if sum(level.key().name == "Jvp" for level in stack or ()) > 1:
+        raise RuntimeError(
+            f"`{name}` has no forward-mode derivative of a forward-mode derivative (jvp of jvp, jacfwd of jacfwd); "
+            "use torch.func.hessian or jacrev for one of them"
+        )
+
+
 def can_look(tensor: Tensor) -> bool:
     """Whether a value may steer Python: concrete data, not on the meta device, no CUDA graph being captured."""
     if tensor.device.type == "meta" or not is_concrete(tensor):

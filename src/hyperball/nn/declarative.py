@@ -1,15 +1,18 @@
 """A layer defined by an objective: y(x) = argmin_u f(x, u)."""
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hyperball.implicit import AugmentedLagrangian, Implicit, Solution, Unrolled, argmin, checks
 from hyperball.implicit.argmin import check_settings
+from hyperball.implicit.fixed import BLIND, STEPS
 from hyperball.implicit.problem import Function, tensors_of
 from hyperball.implicit.solution import OnFailure
-from hyperball.implicit.solvers import Solver
+from hyperball.implicit.solvers import Newton, Solver
 
 
 class Declarative(nn.Module):
@@ -71,6 +74,27 @@ class Declarative(nn.Module):
             on_failure=self.on_failure,
             full=True,
         )
+
+    def traced(self, *inputs: Tensor) -> nn.Module:
+        """This layer as a graph of plain operations on inputs of any batch size, for torch.export and ONNX.
+
+        The solver must be Newton and the number of its steps is fixed. The graph has the parameters' present values
+        and no gradient.
+        """
+        from torch.fx.experimental.proxy_tensor import make_fx
+
+        quiet = copy.copy(self)
+        quiet.on_failure = "ignore"
+        if not isinstance(self.solver, Newton | None):
+            raise ValueError(f"`solver` must be Newton(steps=…) for a graph, got {self.solver}")
+        if self.solver is None or self.solver.steps is None:
+            quiet.solver = Newton(steps=STEPS)
+        blind = BLIND.set(True)
+        try:
+            with torch.no_grad():
+                return make_fx(lambda *x: quiet(*x), tracing_mode="symbolic", _allow_non_fake_inputs=True)(*inputs)
+        finally:
+            BLIND.reset(blind)
 
     def start(self, x: Any) -> Tensor:
         """Where the search begins, shaped as the result."""

@@ -1,0 +1,407 @@
+"""The minimum of Q(m, s), channel by channel: Newton's method on both, and nested brackets for what that leaves.
+
+Q is convex in (m, s), so a step from z to z + d that ends with <grad Q(z + d), d> <= 0 has decreased Q; only
+gradients are compared, whose terms psi and chi are bounded, because values of Q drown in a far outlier's. For fixed s
+mean psi falls in m, and at its zero m(s) mean chi falls in s: two nested brackets, which hold whatever the data.
+A channel that has settled is left alone, so that its bits do not depend on the others.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from hyperball.kernels.batch_norm import (
+    FARTHEST,
+    Estimator,
+    Totals,
+    expectation,
+    in_rows,
+    influence,
+    totals,
+    totals_in_rows,
+    work_dtype,
+)
+
+SAMPLE = (256, 4096)  # least and most samples of a channel on which the first estimate is made, a 16th in between
+MEDIAN_SAMPLE = 64  # of which about these give its start
+JOINT_STEPS = 16  # Newton steps before a channel is handed to nested brackets
+FULL_STEPS = 4  # compiled, on all samples; what they leave is finished by an operation that reads values
+INNER_STEPS, OUTER_STEPS = 60, 80  # bounds of the brackets' loops, which end when they are narrow
+BLIND_STEPS = 10, 24  # their lengths where values cannot be read because a CUDA graph is captured
+LOCAL_STEPS = 60  # of a penalty that is not convex
+BLIND_LOCAL_STEPS = 8
+LONGEST = 100.0  # the longest step, in units of s and as a factor of s
+
+
+class Located(NamedTuple):
+    """Location and scale, the totals there, and whether the last step was small enough."""
+
+    m: Tensor
+    s: Tensor
+    at: Totals
+    settled: Tensor
+
+
+def least_scale(s: Tensor) -> float:
+    """The s that stands for 0."""
+    return torch.finfo(s.dtype).tiny * 1e4
+
+
+def readable(tensor: Tensor) -> bool:
+    """Whether Python may look at values: not while tracing or while a CUDA graph is captured."""
+    if torch.compiler.is_compiling():
+        return False
+    return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
+
+
+def chosen(mask: Tensor, a: Totals, b: Totals) -> Totals:
+    """a in the channels of the mask, else b."""
+    return Totals(*(torch.where(mask, p, q) for p, q in zip(a, b, strict=True)))
+
+
+def newton_step(m: Tensor, s: Tensor, at: Totals, beta: Tensor) -> tuple[Tensor, Tensor]:
+    """(m, s) after H·(dm/s, dlog s) = (mean psi, mean chi - beta/2), H = mean psi'·(1, t)(1, t)ᵀ.
+
+    s² changes by 1/(1 - 2·dlog s), which is exact for a quadratic.
+    """
+    h0, h1, h2 = at.slope.clamp(min=1e-6), at.slope_t, at.slope_tt.clamp(min=1e-6)
+    determinant = torch.maximum(h0 * h2 - h1 * h1, 32.0 * torch.finfo(s.dtype).eps * h0 * h2)
+    excess = at.chi - beta / 2.0
+    shift = (h2 * at.psi - h1 * excess) / determinant
+    growth = (h0 * excess - h1 * at.psi) / determinant
+    most, least = (1.0 - LONGEST**-2) / 2.0, (LONGEST**2 - 1.0) / 2.0
+    length = torch.maximum(torch.maximum(shift.abs() / LONGEST, growth / most), -growth / least).clamp(min=1.0)
+    return m + s * (shift / length), (s / (1.0 - 2.0 * growth / length).sqrt()).clamp(min=least_scale(s))
+
+
+def stepped(m: Tensor, s: Tensor, at: Totals, next_m: Tensor, next_s: Tensor) -> Totals:
+    """The moments of psi' after a small step: exact while psi' does not change, as huber's does not inside c."""
+    shift, ratio = (next_m - m) / s, s / next_s
+    first = (at.slope_t - shift * at.slope) * ratio
+    second = (at.slope_tt - 2.0 * shift * at.slope_t + shift * shift * at.slope) * ratio * ratio
+    return at._replace(slope_t=first, slope_tt=second)
+
+
+def moved(dm: Tensor, ds: Tensor, m: Tensor, s: Tensor, tolerance: float) -> Tensor:
+    """Whether a channel moved by more than the tolerance, in units of s, and by more than rounding."""
+    rounding = 4.0 * torch.finfo(m.dtype).eps * m.abs()
+    return (dm.abs() > tolerance * s + rounding) | (ds.abs() > tolerance * s)
+
+
+def balanced(at: Totals, c: Tensor) -> Tensor:
+    """Whether mean psi would be 0 within c·s: beside tied samples a step below rounding is no sign of it."""
+    return at.psi.abs() <= c * at.slope + 1e-6 * at.chi.sqrt()
+
+
+def descend(x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor, tolerance: float) -> Located:
+    """Newton steps from (m, s), shortened by the secant along the step where they end uphill.
+
+    They end when none exceeds the tolerance, or, where lengths cannot be read, after a fixed number.
+    """
+    beta, _ = expectation(c, e)
+    at, look = totals_in_rows(x, m, s, c, e), readable(m)
+    next_m, next_s = newton_step(m, s, at, beta)
+    lost = ~(at.psi.isfinite() & at.chi.isfinite())
+    settled = lost | (~moved(next_m - m, next_s - s, m, s, tolerance) & balanced(at, c))
+    for _ in range(JOINT_STEPS):
+        if look and bool(settled.all()):
+            break
+        dm, ds = next_m - m, next_s - s
+        there = totals_in_rows(x, next_m, next_s, c, e)
+        before, after = slope_along(at, beta, dm, ds).abs(), slope_along(there, beta, dm, ds)
+        accepted = ~settled & (after <= 0.5 * before)
+        m, s = torch.where(accepted, next_m, m), torch.where(accepted, next_s, s)
+        at = chosen(accepted, there, at)
+        full_m, full_s = newton_step(m, s, at, beta)
+        share = (before / (before + after.relu()).clamp(min=least_scale(s))).clamp(min=0.02, max=0.7)
+        next_m = torch.where(settled, next_m, torch.where(accepted, full_m, m + share * dm))
+        next_s = torch.where(settled, next_s, torch.where(accepted, full_s, s + share * ds))
+        settled = settled | (accepted & ~moved(next_m - m, next_s - s, m, s, tolerance) & balanced(at, c))
+    at = chosen(settled & ~lost, stepped(m, s, at, next_m, next_s), at)
+    m = torch.where(lost, torch.nan, torch.where(settled, next_m, m))
+    return Located(m, torch.where(settled, next_s, s), at, settled)
+
+
+def slope_along(at: Totals, beta: Tensor, dm: Tensor, ds: Tensor) -> Tensor:
+    """<grad Q, (dm, ds)> = -mean psi·dm + (beta/2 - mean chi)·ds."""
+    return (beta / 2.0 - at.chi) * ds - at.psi * dm
+
+
+def extremes(x: Tensor, group: Any) -> tuple[Tensor, Tensor]:
+    """The smallest and largest finite sample of each channel, in all processes."""
+    bound = torch.finfo(work_dtype(x)).max / 4.0
+    held = x.to(work_dtype(x)).clamp(min=-bound, max=bound)
+    ends = torch.stack([-held.amin((0, 2)), held.amax((0, 2))])
+    if group is not None:
+        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=group)
+    return -ends[0], ends[1]
+
+
+def locate(
+    x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor, low: Tensor, high: Tensor, pending: Tensor
+) -> tuple[Tensor, Totals]:
+    """m with mean psi((x - m)/s) = 0, and the totals there: Newton inside the bracket, bisection elsewhere."""
+    last = before = high - low
+    eps = torch.finfo(m.dtype).eps
+    running, at = pending, totals_in_rows(x, m, s, c, e)
+    look = readable(m)
+    for _ in range(INNER_STEPS if look else BLIND_STEPS[0]):
+        low = torch.where(at.psi >= 0.0, m, low)
+        high = torch.where(at.psi <= 0.0, m, high)
+        step, rounding = s * at.psi / at.slope.clamp(min=1e-6), 4.0 * eps * (m.abs() + s)
+        newton = (m + step >= low) & (m + step <= high) & (2.0 * step.abs() <= before) & (step.abs() > rounding)
+        target = torch.where(newton, m + step, low / 2.0 + high / 2.0)
+        size = (target - m).abs()
+        running = running & ~((step.abs() <= rounding) & balanced(at, c)) & (high - low > 2.0 * rounding)
+        if look and not bool(running.any()):
+            break
+        m = torch.where(running, target, m)
+        last, before = torch.where(running, size, last), torch.where(running, last, before)
+        at = totals_in_rows(x, m, s, c, e)
+    return m, at
+
+
+class Bracket(NamedTuple):
+    """Bounds of log s, which of them have been seen, and how far a step may go."""
+
+    low: Tensor
+    high: Tensor
+    below: Tensor
+    above: Tensor
+    reach: Tensor
+    last: Tensor
+    before: Tensor
+
+    @staticmethod
+    def around(s: Tensor, low_m: Tensor, high_m: Tensor, beta: Tensor) -> Bracket:
+        """From the least scale to (max - min)/sqrt(beta), which t² >= 2·chi makes an upper bound."""
+        low = torch.full_like(s, math.log(least_scale(s)))
+        largest = ((high_m / 2.0 - low_m / 2.0) / beta.sqrt()).clamp(min=least_scale(s)).log() + math.log(2.0)
+        high = torch.maximum(largest, low)
+        none = torch.zeros_like(s, dtype=torch.bool)
+        return Bracket(low, high, none, none, torch.full_like(s, 2.0), high - low, high - low)
+
+    def next(self, spot: Tensor, at: Totals, beta: Tensor, running: Tensor) -> tuple[Bracket, Tensor, Tensor]:
+        """The bracket after mean chi at `spot`, where to look next, and which channels still move.
+
+        Newton's step is that of log chi, which is straight in log s for a quadratic; its reach doubles until there
+        is a bound on either side.
+        """
+        up = at.chi > beta / 2.0
+        low, high = torch.where(running & up, spot, self.low), torch.where(running & ~up, spot, self.high)
+        below, above = self.below | (running & up), self.above | (running & ~up)
+        tiny, both = least_scale(spot), below & above
+        fall = (at.slope_tt - at.slope_t.square() / at.slope.clamp(min=1e-6)) / at.chi.clamp(min=tiny)
+        step = (2.0 * at.chi / beta).clamp(min=tiny).log() / fall.clamp(min=1e-6)
+        step = step.clamp(min=-self.reach, max=self.reach)
+        newton = (spot + step > low) & (spot + step < high) & (~both | (2.0 * step.abs() <= self.before))
+        outside = torch.where(both, (low + high) / 2.0, (spot + step).clamp(min=low, max=high))
+        target = torch.where(newton, spot + step, outside)
+        size = (target - spot).abs()
+        running = running & (size > 8.0 * torch.finfo(spot.dtype).eps * (1.0 + spot.abs()))
+        last, before = torch.where(running, size, self.last), torch.where(running, self.last, self.before)
+        reach = torch.where(both, self.reach, 2.0 * self.reach)
+        return Bracket(low, high, below, above, reach, last, before), target, running
+
+
+def bracketed(x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor) -> Located:
+    """(m, s) where mean chi at m(s) crosses beta/2, by brackets in log s; the least scale where it never does."""
+    beta, _ = expectation(c, e)
+    low_m, high_m = extremes(x, e.group)
+    bracket = Bracket.around(s, low_m, high_m, beta)
+    spot, running = s.log().clamp(min=bracket.low, max=bracket.high), torch.ones_like(s, dtype=torch.bool)
+    look = readable(m)
+    for _ in range(OUTER_STEPS if look else BLIND_STEPS[1]):
+        m, at = locate(x, c, e, m.clamp(min=low_m, max=high_m), spot.exp(), low_m, high_m, running)
+        bracket, target, running = bracket.next(spot, at, beta, running)
+        if look and not bool(running.any()):
+            break
+        spot = torch.where(running, target, spot)
+    return Located(m, spot.exp(), at, ~running)
+
+
+def settle(x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor, tolerance: float) -> Located:
+    """The minimum of Q over [N, C, L]: joint steps, then brackets for the channels that these leave."""
+    found = descend(x, c, e, m, s, tolerance)
+    if readable(m):
+        hard = (~found.settled).nonzero()[:, 0]
+        if hard.numel() == 0:
+            return found
+        part = nested(x.index_select(1, hard), c[hard], e, found.m[hard], found.s[hard], tolerance)
+        return merged(found, hard, part)
+    if x.shape[0] > 1 or x.shape[2] > SAMPLE[1]:  # brackets for every channel are for samples only
+        return found
+    return select(found.settled, found, nested(x, c, e, found.m, found.s, tolerance))
+
+
+def nested(x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor, tolerance: float) -> Located:
+    """`bracketed`, then joint steps from there where these settle."""
+    inside = bracketed(x, c, e, m, s)
+    closer = descend(x, c, e, inside.m, inside.s, tolerance)
+    return select(closer.settled, closer, inside)
+
+
+def select(mask: Tensor, a: Located, b: Located) -> Located:
+    """a in the channels of the mask, else b."""
+    m, s, settled = (torch.where(mask, p, q) for p, q in ((a.m, b.m), (a.s, b.s), (a.settled, b.settled)))
+    return Located(m, s, chosen(mask, a.at, b.at), settled)
+
+
+def merged(found: Located, channels: Tensor, part: Located) -> Located:
+    """`found` with some channels replaced."""
+    at = Totals(*(a.index_copy(0, channels, b) for a, b in zip(found.at, part.at, strict=True)))
+    m, s = found.m.index_copy(0, channels, part.m), found.s.index_copy(0, channels, part.s)
+    return Located(m, s, at, found.settled.index_copy(0, channels, part.settled))
+
+
+def sample(x: Tensor, group: Any) -> Tensor:
+    """A 16th of the samples of every channel, [1, C, k], at the same positions, which a golden ratio spreads evenly."""
+    flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
+    count = flat.shape[0] * flat.shape[2]
+    if group is None and count <= SAMPLE[0]:
+        return flat.transpose(0, 1).reshape(1, flat.shape[1], count).to(work_dtype(x))
+    ranks = 1 if group is None else dist.get_world_size(group)
+    size = SAMPLE[0] // ranks + 1 if group is not None else min(max(count // 16, SAMPLE[0]), SAMPLE[1])
+    steps = torch.arange(size, dtype=torch.float64, device=x.device)
+    position = (steps * 0.6180339887498949 % 1.0 * count).long()
+    rows = flat[position // flat.shape[2], :, position % flat.shape[2]].to(work_dtype(x)).t().contiguous()
+    if group is None:
+        return rows[None]
+    shares = [torch.empty_like(rows) for _ in range(ranks)]
+    dist.all_gather(shares, rows, group=group)
+    return torch.cat(shares, -1)[None]
+
+
+def start(rows: Tensor, c: Tensor, e: Estimator) -> tuple[Tensor, Tensor]:
+    """The median, and the median of |x - median| in units of a standard deviation; where that is 0, the latter.
+
+    Where more than 1 - beta/(the largest 2·chi) of the samples are the median, the minimum is at s = 0, which steps
+    approach slowly, so it starts there.
+    """
+    rows = rows[0]
+    few = rows[:, :: max(1, rows.shape[1] // MEDIAN_SAMPLE)]
+    m = few.median(-1).values
+    s = 1.4826 * (few - m.unsqueeze(-1)).abs().median(-1).values
+    s = torch.where(s > 0.0, s, rows.std(-1, correction=0))
+    largest = 2.0 * influence(torch.full_like(c, FARTHEST), c, e)[1]
+    share = (rows == m.unsqueeze(-1)).to(rows.dtype).mean(-1)
+    vanishing = share > 1.0 - expectation(c, e)[0] / largest + 0.05
+    s = torch.where(vanishing, 0.0, torch.where(s.isfinite(), s, 1.0))
+    return m, s.clamp(min=least_scale(s))
+
+
+@torch.library.custom_op("hyperball::rough_moments", mutates_args=())
+def rough_moments(rows: Tensor, c: Tensor, name: str, shape: float, local: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """(m0, s0, m) from a sample: one operation to a compiler, which would take minutes over its many small steps."""
+    e = Estimator(name, shape)
+    found = settle(rows, c, e.unit, *start(rows, c, e.unit), 1e-4)
+    m = approach(rows, c, e, found.m, found.s, 1e-4) if local else found.m.clone()
+    return found.m, found.s, m
+
+
+@rough_moments.register_fake
+def _(rows: Tensor, c: Tensor, name: str, shape: float, local: bool) -> tuple[Tensor, Tensor, Tensor]:
+    channel = rows.new_empty(rows.shape[1])
+    return channel, channel.clone(), channel.clone()
+
+
+@torch.library.custom_op("hyperball::settled_moments", mutates_args=())
+def settled_moments(
+    x: Tensor, c: Tensor, m: Tensor, s: Tensor, at: Tensor, settled: Tensor, name: str, shape: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(m, s, totals) after a compiled graph's fixed steps: as they are where they settled, else solved in full."""
+    if not readable(m) or bool(settled.all()):
+        return m.clone(), s.clone(), at.clone()
+    found, hard = Located(m, s, Totals(*at.unbind(0)), settled), (~settled).nonzero()[:, 0]
+    rows, e = in_rows(x.index_select(1, hard)), Estimator(name, shape)
+    m, s, totals_there, _ = merged(found, hard, settle(rows, c[hard], e, m[hard], s[hard], closest(m)))
+    return m, s, torch.stack(totals_there)
+
+
+@settled_moments.register_fake
+def _(
+    x: Tensor, c: Tensor, m: Tensor, s: Tensor, at: Tensor, settled: Tensor, name: str, shape: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    return torch.empty_like(m), torch.empty_like(s), torch.empty_like(at)
+
+
+def closest(m: Tensor) -> float:
+    """The length of a last step: after one of length d the error is of the order d²."""
+    return 4e-15 if m.dtype == torch.float64 else 1e-5
+
+
+def refine(x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor) -> Located:
+    """A fixed number of Newton steps on all samples from an estimate that is close."""
+    beta, _ = expectation(c, e)
+    at = totals(x, m, s, c, e)
+    for _ in range(FULL_STEPS - 1):
+        m, s = newton_step(m, s, at, beta)
+        at = totals(x, m, s, c, e)
+    next_m, next_s = newton_step(m, s, at, beta)
+    settled = ~moved(next_m - m, next_s - s, m, s, closest(m) if m.dtype == torch.float32 else 1e-7)
+    return Located(next_m, next_s, stepped(m, s, at, next_m, next_s), settled)
+
+
+def compiled_moments(x: Tensor, c: Tensor, e: Estimator, rows: Tensor) -> Located:
+    """`joint_moments` while tracing: the sample and what does not settle are operations, the rest is fused."""
+    m, s, _ = rough_moments(rows, c, e.name, e.shape, False)
+    found = refine(x, c, e, m, s)
+    if e.group is not None:
+        return found
+    m, s, at = settled_moments(x, c, found.m, found.s, torch.stack(found.at), found.settled, e.name, e.shape)
+    return Located(m, s, Totals(*at.unbind(0)), found.settled)
+
+
+def joint_moments(x: Tensor, c: Tensor, e: Estimator, rows: Tensor) -> Located:
+    """The minimum (m, s) of Q for a convex penalty: found on a sample, then on all samples.
+
+    Processes of a group see the same sums, so they take the same steps.
+    """
+    if torch.compiler.is_compiling():
+        return compiled_moments(x, c, e, rows)
+    whole = e.group is None and rows.shape[2] == x.numel() // max(x.shape[1], 1)
+    found = settle(rows, c, e.alone, *start(rows, c, e), closest(c) if whole else 1e-2)
+    if not whole:
+        found = settle(in_rows(x), c, e, found.m, found.s, closest(c))
+    if readable(x) and not bool(found.settled.all()):
+        warnings.warn(
+            f"robust batch norm found no location and scale for channels {(~found.settled).nonzero()[:, 0].tolist()}",
+            stacklevel=2,
+        )
+    return found
+
+
+def local_step(m: Tensor, s: Tensor, c: Tensor, at: Totals) -> Tensor:
+    """m + s·mean psi/mean psi', or the step of weights, mean psi/mean gain, where that is no guide."""
+    shift = at.psi / torch.where(at.slope > 0.1 * at.chi, at.slope, at.chi).clamp(min=1e-6)
+    return m + s * torch.clamp(shift, min=-c, max=c)
+
+
+def approach(x: Tensor, c: Tensor, e: Estimator, m: Tensor, unit: Tensor, tolerance: float) -> Tensor:
+    """The location that local steps reach from m."""
+    look, still = readable(m), torch.zeros_like(m, dtype=torch.bool)
+    for _ in range(LOCAL_STEPS if look else BLIND_LOCAL_STEPS):
+        before, m = m, torch.where(still, m, local_step(m, unit, c, totals_in_rows(x, m, unit, c, e)))
+        still = still | ~moved(m - before, torch.zeros_like(m), m, unit, tolerance)
+        if look and bool(still.all()):
+            break
+    return m
+
+
+def local_moments(x: Tensor, c: Tensor, e: Estimator, rows: Tensor, m: Tensor, unit: Tensor) -> Located:
+    """(m, s) for a penalty that is not convex, from huber's m and in units of huber's s."""
+    if torch.compiler.is_compiling():
+        _, _, m = rough_moments(rows, c, e.name, e.shape, True)
+    else:
+        m = approach(rows, c, e.alone, m, unit, 1e-2)
+    x = in_rows(x)
+    m = approach(x, c, e, m, unit, 16.0 * torch.finfo(m.dtype).eps)
+    at = totals_in_rows(x, m, unit, c, e)
+    expected, _ = expectation(c, e)
+    return Located(m, unit * (at.t_psi / expected).clamp(min=0.0).sqrt(), at, torch.ones_like(m, dtype=torch.bool))
