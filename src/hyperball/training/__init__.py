@@ -1,0 +1,61 @@
+"""Training: a recipe in, a record out.
+
+One file a concern, read in the order of a run: recipe (fields, files), engine, sets, network (pretrained, statistics,
+distributed), optimizers, schedule, average, objective, step (offender), evaluation (metrics), loop (progress,
+interrupts), checkpoint, record (radii).
+"""
+
+from hyperball.training.api import evaluate, load_model, read_recipe, resume, train
+from hyperball.training.checkpoint import CheckpointError
+from hyperball.training.fields import RecipeError
+from hyperball.training.interrupts import Interrupted
+from hyperball.training.metrics import Metrics
+from hyperball.training.offender import NonFiniteError
+from hyperball.training.progress import EvaluationReport, Progress, RunInfo, Silent, TrainReport
+from hyperball.training.recipe import (
+    AdversarialConfig,
+    DataConfig,
+    EngineConfig,
+    HomotopyConfig,
+    LogConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ProjectionConfig,
+    Recipe,
+    RegularizerConfig,
+    ScheduleConfig,
+    StartConfig,
+)
+from hyperball.training.record import Record, read_metrics
+
+__all__ = [
+    "AdversarialConfig",
+    "CheckpointError",
+    "DataConfig",
+    "EngineConfig",
+    "EvaluationReport",
+    "HomotopyConfig",
+    "Interrupted",
+    "LogConfig",
+    "Metrics",
+    "ModelConfig",
+    "NonFiniteError",
+    "OptimizerConfig",
+    "Progress",
+    "ProjectionConfig",
+    "Recipe",
+    "RecipeError",
+    "Record",
+    "RegularizerConfig",
+    "RunInfo",
+    "ScheduleConfig",
+    "Silent",
+    "StartConfig",
+    "TrainReport",
+    "evaluate",
+    "load_model",
+    "read_metrics",
+    "read_recipe",
+    "resume",
+    "train",
+]

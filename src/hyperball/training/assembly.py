@@ -1,0 +1,95 @@
+"""From a recipe to the parts of a run: network, optimizer, schedule, batches, evaluation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from hyperball.convert import Homotopy
+from hyperball.data import Dataset, Files
+from hyperball.optim import WeightedGradients, WeightProjection
+from hyperball.training import optimizers
+from hyperball.training.average import Average
+from hyperball.training.distributed import synchronize
+from hyperball.training.engine import Engine, decide_capture, decide_compile
+from hyperball.training.evaluation import Evaluator
+from hyperball.training.fields import RecipeError
+from hyperball.training.network import Network, build_network, check_shape
+from hyperball.training.objective import Objective
+from hyperball.training.optimizers import Rates
+from hyperball.training.recipe import Recipe
+from hyperball.training.schedule import Schedule
+from hyperball.training.sets import Feed, train_feed
+from hyperball.training.step import Parts, Step
+
+
+@dataclass
+class Assembly:
+    """All parts of a run."""
+
+    network: Network
+    feed: Feed
+    parts: Parts
+    step: Step
+    rates: Rates
+    schedule: Schedule
+    evaluator: Evaluator
+    projection: WeightProjection | None
+    homotopy: Homotopy | None
+    total_steps: int
+
+
+def assemble(recipe: Recipe, engine: Engine, dataset: Dataset) -> Assembly:
+    """Build the parts of a run on the engine's device."""
+    if recipe.adversarial.method != "none" and dataset.kind != "images":
+        raise RecipeError(f"`adversarial.method` is for images, got {dataset.name}, a set of {dataset.kind}")
+    feed = train_feed(recipe, dataset, engine.device, engine.rank, engine.world_size)
+    total = recipe.total_steps(len(feed))
+    network, homotopy = build_network(recipe, dataset, recipe.start.weights)
+    if engine.world_size > 1 and recipe.engine.synchronize:
+        synchronize(network, engine.device)
+    network.train().to(engine.device)
+    if engine.device.type == "cuda" and recipe.engine.channels_last and dataset.kind == "images":
+        network.to(memory_format=torch.channels_last)
+    feed.set(0, 0)
+    check_shape(network, feed.take()[0][:2], recipe.model.name)
+    parts, projection = build_parts(recipe, engine, network, feed)
+    parts.homotopy = homotopy
+    kinds = (engine.device.type, engine.world_size)
+    captured = decide_capture(recipe, *kinds, streamed=isinstance(dataset.train, Files))
+    options = {"size": recipe.data.image_size, "workers": recipe.data.workers}
+    return Assembly(
+        network, feed, parts,
+        Step(engine, recipe, parts, decide_compile(recipe, *kinds, total), captured),
+        Rates(parts.inner, recipe.optimizer),
+        Schedule(recipe.schedule, total, len(feed)),
+        Evaluator(engine, network, dataset, recipe.log.evaluation_batch, captured, options),
+        projection, homotopy, total,
+    )  # fmt: skip
+
+
+def build_parts(recipe: Recipe, engine: Engine, network: Network, feed: Feed) -> tuple[Parts, WeightProjection | None]:
+    """Optimizer and what hangs on it, set up by Fabric."""
+    regularizers = recipe.regularizers
+    optimizer = optimizers.build(network.model, recipe.optimizer, engine.device)
+    wrapped, fabric_optimizer = engine.fabric.setup(network, optimizer)
+    alone = engine.world_size == 1
+    parts = Parts(
+        network,
+        network if alone else wrapped,
+        fabric_optimizer,
+        feed,
+        Objective(recipe, network, None if alone else network),
+    )
+    if regularizers.weighted_gradients == "grad":
+        parts.weighted = WeightedGradients(network.model, "grad")
+    elif regularizers.weighted_gradients == "update":
+        WeightedGradients(network.model, "update").attach(optimizer)
+    if regularizers.ema is not None:
+        parts.average = Average(network.model, regularizers.ema)
+    projection = None
+    if recipe.projection.every is not None:
+        projection = WeightProjection(network.model, recipe.projection.every, recipe.projection.scale)
+        parts.after.append(projection.step)
+    return parts, projection

@@ -1,0 +1,167 @@
+"""Where and how a run computes: devices and precision through Lightning Fabric, determinism, and what was decided."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from hyperball.training.fields import RecipeError
+from hyperball.training.recipe import Recipe
+
+WORTH_COMPILING = 2_000  # steps; compilation takes half a minute or more
+PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
+
+
+@dataclass(frozen=True)
+class Decision:
+    """Whether something is done, and why."""
+
+    on: bool
+    reason: str
+
+
+@dataclass(frozen=True)
+class Engine:
+    """Fabric and what the loop asks of it."""
+
+    fabric: Any
+
+    @property
+    def device(self) -> torch.device:
+        device: torch.device = self.fabric.device
+        return device
+
+    @property
+    def rank(self) -> int:
+        return int(self.fabric.global_rank)
+
+    @property
+    def world_size(self) -> int:
+        return int(self.fabric.world_size)
+
+    @property
+    def is_first(self) -> bool:
+        return self.rank == 0
+
+    def agree(self, value: int) -> int:
+        """The largest of all processes' values."""
+        if self.world_size == 1:
+            return value
+        return int(self.fabric.all_reduce(torch.tensor(value, device=self.device), reduce_op="max"))
+
+    def synchronize(self) -> None:
+        """Wait for the device."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
+
+def fabric_class() -> Any:
+    try:
+        from lightning_fabric import Fabric
+    except ImportError as error:
+        raise RuntimeError(f"training needs lightning-fabric ({error}); pip install 'hyperball[train]'") from error
+    logging.getLogger("lightning_fabric").setLevel(logging.WARNING)  # the record says what it would
+    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)
+    return Fabric
+
+
+def build_engine(recipe: Recipe, accelerator: str = "auto", devices: int | str = "auto") -> Engine:
+    """Fabric for the recipe's precision: one device by default, `devices` with DDP, or what torchrun set."""
+    if accelerator == "auto":
+        accelerator = "cuda" if torch.cuda.is_available() else "cpu"
+    if recipe.precision in ("fp16", "tf32") and accelerator == "cpu":
+        raise RecipeError(f'`precision` must be "fp32" or "bf16" on a CPU, got {recipe.precision!r}')
+    count, nodes = process_counts(devices, accelerator)
+    options: dict[str, Any] = {"accelerator": accelerator, "devices": count, "num_nodes": nodes}
+    if count * nodes > 1:
+        options["strategy"] = "ddp"
+    fabric = fabric_class()(precision=PRECISIONS[recipe.precision], **options)
+    fabric.launch()
+    return Engine(fabric)
+
+
+def process_counts(devices: int | str, accelerator: str) -> tuple[int, int]:
+    """Processes a node, and nodes: as torchrun says, else as asked; "auto" is one, and "all" every GPU."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+        return local, int(os.environ.get("WORLD_SIZE", "1")) // local
+    if devices == "auto":
+        return 1, 1
+    if devices == "all":
+        return (torch.cuda.device_count() if accelerator == "cuda" else 1), 1
+    if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
+        raise ValueError(f'`devices` must be a number >= 1, "auto" or "all", got {devices!r}')
+    return devices, 1
+
+
+@contextlib.contextmanager
+def settings(recipe: Recipe) -> Iterator[None]:
+    """Determinism, matrix precision and random state for a run, put back at its end."""
+    before = (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.backends.cudnn.benchmark,
+        torch.get_float32_matmul_precision(),
+        torch.backends.cudnn.allow_tf32,
+    )
+    if recipe.deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(
+        recipe.deterministic or before[0], warn_only=before[1] and not recipe.deterministic
+    )
+    torch.backends.cudnn.benchmark = not recipe.deterministic
+    torch.set_float32_matmul_precision("high" if recipe.precision == "tf32" else "highest")
+    torch.backends.cudnn.allow_tf32 = recipe.precision == "tf32"
+    try:
+        with torch.random.fork_rng():
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+        torch.backends.cudnn.benchmark = before[2]
+        torch.set_float32_matmul_precision(before[3])
+        torch.backends.cudnn.allow_tf32 = before[4]
+
+
+def decide_compile(recipe: Recipe, device_type: str, world_size: int, steps: int) -> Decision:
+    """Whether the network is compiled: by default on one GPU, for runs that are long enough for it to pay."""
+    asked = recipe.engine.compile
+    if asked is False:
+        return Decision(False, "engine.compile is false")
+    if asked:
+        return Decision(True, "engine.compile is true")
+    if device_type != "cuda":
+        return Decision(False, "on a CPU eager is the default; engine.compile=true compiles")
+    if world_size > 1:
+        return Decision(False, "with several devices eager is the default; engine.compile=true compiles")
+    if steps < WORTH_COMPILING:
+        return Decision(False, f"{steps} steps end before compilation would pay; engine.compile=true compiles")
+    return Decision(True, "one GPU")
+
+
+def decide_capture(recipe: Recipe, device_type: str, world_size: int, streamed: bool) -> Decision:
+    """Whether the step is a CUDA graph: by default on one GPU."""
+    asked = recipe.engine.capture
+    if asked is False:
+        return Decision(False, "engine.capture is false")
+    reasons = {
+        "CUDA graphs need a CUDA device": device_type != "cuda",
+        "communication between devices is not captured": world_size > 1,
+        "the loss scaling of fp16 is steered from the host": recipe.precision == "fp16",
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            return refused(asked, "engine.capture", reason)
+    return Decision(True, "one GPU" + (", batches copied into static memory" if streamed else ""))
+
+
+def refused(asked: bool | None, name: str, reason: str) -> Decision:
+    """No, or an error where the recipe insists."""
+    if asked:
+        raise RecipeError(f"`{name}` must be false or null here: {reason}, got true")
+    return Decision(False, reason)

@@ -1,0 +1,105 @@
+"""Logits of a whole split, at full speed, and their metrics."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+
+from hyperball import data
+from hyperball.data import Dataset, Files, Samples
+from hyperball.data.augment import to_float
+from hyperball.training.engine import Decision, Engine
+from hyperball.training.metrics import Metrics, measure
+from hyperball.training.step import first_line
+
+
+class Evaluator:
+    """Runs a network over a split in batches of one shape, each process its share, on one GPU as a CUDA graph."""
+
+    def __init__(
+        self, engine: Engine, network: nn.Module, dataset: Dataset, batch_size: int, captured: Decision,
+        options: dict[str, Any] | None = None,
+    ) -> None:  # fmt: skip
+        self.engine, self.network, self.captured = engine, network, captured
+        self.split = dataset.test
+        self.batch_size = max(1, min(batch_size, -(-len(self.split) // engine.world_size)))
+        self.format = torch.channels_last if engine.device.type == "cuda" else torch.contiguous_format
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.options = options or {}
+        if isinstance(self.split, Samples):
+            self.samples = self.split.to(engine.device)
+            self.index = torch.zeros(self.batch_size, dtype=torch.int64, device=engine.device)
+            self.logits: Tensor | None = None
+
+    def measure(self) -> Metrics:
+        """The metrics of the split; the same on every process."""
+        return measure(*self.predict())
+
+    @torch.no_grad()
+    def predict(self) -> tuple[Tensor, Tensor]:
+        """Logits [N, K] and labels [N] of the whole split, on the device."""
+        mode = self.network.training
+        self.network.eval()
+        try:
+            if isinstance(self.split, Files):
+                return self.streamed(self.split)
+            return self.resident()
+        finally:
+            self.network.train(mode)
+
+    def resident(self) -> tuple[Tensor, Tensor]:
+        """This process's share of the batches; then all of them together."""
+        total, size, world = len(self.split), self.batch_size, self.engine.world_size
+        rounds = -(-total // (size * world))
+        order = torch.arange(rounds * size * world, device=self.engine.device).clamp_(max=total - 1)
+        own = order.view(world, rounds, size)[self.engine.rank]
+        logits = torch.cat([self.forward(index) for index in own])
+        if world > 1:
+            parts = [torch.empty_like(logits) for _ in range(world)]
+            torch.distributed.all_gather(parts, logits)
+            logits = torch.cat(parts)
+        return logits[:total], self.samples.labels
+
+    def forward(self, index: Tensor) -> Tensor:
+        self.index.copy_(index)
+        if self.graph is None and self.captured.on and self.logits is not None:
+            self.capture()
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.logits = self.body()
+        assert self.logits is not None
+        return self.logits.clone()
+
+    def body(self) -> Tensor:
+        inputs = to_float(self.samples.inputs.index_select(0, self.index))
+        return self.run(inputs)
+
+    def run(self, inputs: Tensor) -> Tensor:
+        inputs = inputs.contiguous(memory_format=self.format) if inputs.dim() == 4 else inputs
+        with self.engine.fabric.autocast():
+            logits: Tensor = self.network(inputs)
+        return logits.float()
+
+    def capture(self) -> None:
+        """Record `body`, which ran before; without success it goes on eagerly."""
+        try:
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.logits = self.body()
+            self.graph = graph
+        except RuntimeError as failure:
+            torch.cuda.synchronize()
+            self.captured = Decision(False, f"an evaluation cannot be captured: {first_line(failure)}")
+
+    def streamed(self, split: Files) -> tuple[Tensor, Tensor]:
+        """Every process reads all files in turn; a share each would need as many samples on all."""
+        stream = data.stream(split, self.batch_size, **self.options)
+        device = self.engine.device
+        pairs = [
+            (self.run(inputs.to(device, non_blocking=True)), labels.to(device)) for inputs, labels in stream.epoch(0)
+        ]
+        return torch.cat([logits for logits, _ in pairs]), torch.cat([labels for _, labels in pairs])

@@ -1,0 +1,334 @@
+"""The loop: steps, reports, evaluations, checkpoints, until the recipe is done or someone says stop."""
+
+from __future__ import annotations
+
+import shlex
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyperball.data import Dataset
+from hyperball.training import optimizers
+from hyperball.training.assembly import assemble
+from hyperball.training.checkpoint import Checkpoint, CheckpointError, check_fit, save_checkpoint
+from hyperball.training.engine import Engine
+from hyperball.training.interrupts import Flag, Interrupted
+from hyperball.training.metrics import Metrics
+from hyperball.training.offender import NonFiniteError
+from hyperball.training.progress import EvaluationReport, Progress, RunInfo, TrainReport
+from hyperball.training.radii import summarize
+from hyperball.training.recipe import Recipe
+from hyperball.training.record import CHECKPOINTS, METRICS, MetricsLog, Record, environment, peak_memory
+from hyperball.training.statistics import begin_at_first_batch
+
+
+class Run:
+    """One run of a recipe on one engine; `fit` ends with a record."""
+
+    def __init__(self, recipe: Recipe, run_dir: Path, engine: Engine, dataset: Dataset, progress: Progress) -> None:
+        self.began = time.perf_counter()
+        if engine.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(engine.device)
+        self.recipe, self.run_dir, self.engine, self.dataset = recipe, run_dir, engine, dataset
+        self.progress = progress
+        self.parts = assemble(recipe, engine, dataset)
+        self.per_epoch = len(self.parts.feed)
+        self.total = self.parts.total_steps
+        self.step = 0
+        self.results: dict[str, Any] = {"last": None, "best": None, "first_epoch": None}
+        self.notes: list[str] = []
+        self.seconds = {"total": 0.0, "training": 0.0, "first_step": 0.0}
+        self.images = 0
+        self.log: MetricsLog | None = None
+        self.board: Any = None
+
+    def fit(self, flag: Flag) -> Record:
+        """Train from where the run stands to its end."""
+        self.open_logs()
+        if self.step >= self.total:
+            return self.finish()
+        self.progress.started(self.info())
+        stepper = self.parts.step
+        if self.step == 0 and self.recipe.start.weights is None and self.recipe.start.statistics == "first_batch":
+            begin_at_first_batch(self.parts.network, stepper.look)
+        stepper.start_from(self.step)
+        try:
+            self.advance(flag)
+        except NonFiniteError as error:
+            self.write({"kind": "failure", "step": error.step, "where": error.where})
+            raise
+        return self.finish()
+
+    def advance(self, flag: Flag) -> None:
+        """Step after step, with what is due between them."""
+        stepper, clock = self.parts.step, Clock()
+        while self.step < self.total:
+            epoch, index = divmod(self.step, self.per_epoch)
+            self.parts.rates.set(self.parts.schedule.factor(self.step))
+            stepper(epoch, index, self.step)
+            self.step += 1
+            if clock.first:
+                self.engine.synchronize()
+                self.seconds["first_step"] = time.perf_counter() - self.began
+                clock.restart(self.step)
+            self.between(flag, clock)
+
+    def between(self, flag: Flag, clock: Clock) -> None:
+        """What is due after a step: report, evaluate, save, stop."""
+        log, step = self.recipe.log, self.step
+        last = step == self.total
+        epoch_ends = step % self.per_epoch == 0
+        epoch = step // self.per_epoch
+        reports = step % log.every == 0 or epoch_ends or last
+        if reports:
+            self.report(clock)
+        if last or (epoch_ends and (epoch % log.evaluate_every == 0 or epoch == 1)):
+            self.evaluate()
+            clock.restart(step)
+        stopped = flag.number if self.engine.world_size == 1 else (self.engine.agree(flag.number) if reports else 0)
+        often = log.checkpoint_steps is not None and step % log.checkpoint_steps == 0
+        if last or stopped or often or (epoch_ends and epoch % log.checkpoint_every == 0):
+            self.save()
+            clock.restart(step)
+        if stopped and not last:
+            raise Interrupted(step, self.resume_command(), stopped)
+
+    def report(self, clock: Clock) -> None:
+        """Fetch loss and accuracy since the last report, and write them down."""
+        loss, accuracy = self.parts.step.tally()
+        images, seconds = clock.lap(self.step, self.recipe.batch_size)
+        self.images += images
+        self.seconds["training"] += seconds
+        rates = self.parts.rates.by_group()
+        lr = rates.get("decay", rates.get("no_decay", 0.0))
+        report = TrainReport(self.step, self.epoch, loss, accuracy, lr, images / seconds if seconds else 0.0)
+        line = {"kind": "train", "step": self.step, "epoch": self.epoch, "loss": loss, "accuracy": accuracy, "lr": lr}
+        if "radius" in rates:
+            line["radius_lr"] = rates["radius"]
+        self.write({**line, "images_per_second": round(report.images_per_second, 1)})
+        self.progress.trained(report)
+
+    def evaluate(self) -> None:
+        """Measure on the test split, with averaged weights where there are any."""
+        average = self.parts.parts.average
+        with nullcontext() if average is None else average.applied():
+            metrics = self.parts.evaluator.measure()
+            found = summarize(self.parts.network.model)
+        self.parts.schedule.observe(metrics.loss)
+        self.keep(metrics)
+        self.write({"kind": "evaluation", "step": self.step, "epoch": self.epoch, **metrics.as_dict(), "radii": found})
+        self.progress.evaluated(EvaluationReport(self.step, self.epoch, metrics, found))
+
+    def keep(self, metrics: Metrics) -> None:
+        """Note the last, the best and the first epoch's result."""
+        entry = {"step": self.step, "epoch": self.epoch, **metrics.as_dict()}
+        self.results["last"] = entry
+        if self.step == min(self.per_epoch, self.total):
+            self.results["first_epoch"] = entry
+        if self.results["best"] is None or metrics.top1 > self.results["best"]["top1"]:
+            self.results["best"] = entry
+
+    @property
+    def epoch(self) -> float:
+        """Epochs done, with a fraction."""
+        return round(self.step / self.per_epoch, 6)
+
+    def finish(self) -> Record:
+        self.seconds["total"] += time.perf_counter() - self.began
+        self.began = time.perf_counter()
+        record = self.record()
+        if self.engine.is_first:
+            record.write(self.run_dir)
+        self.progress.finished(record.to_dict())
+        return record
+
+    def record(self) -> Record:
+        return Record(
+            recipe=self.recipe.to_dict(),
+            status="finished",
+            results=self.results,
+            conditions=self.conditions(),
+            engine=self.decisions(),
+            environment=environment(self.engine.device, self.engine.world_size),
+            timing=self.timing(),
+            notes=list(self.notes),
+        )
+
+    def conditions(self) -> dict[str, Any]:
+        """What the results were measured under."""
+        recipe = self.recipe
+        return {
+            "set": self.dataset.name,
+            "train_samples": len(self.dataset.train),
+            "test_samples": len(self.dataset.test),
+            "steps": self.total,
+            "steps_per_epoch": self.per_epoch,
+            "batch_size": recipe.batch_size,
+            "last_batch": "dropped",
+            "seed": recipe.seed,
+            "precision": recipe.precision,
+            "deterministic": recipe.deterministic,
+            "weights": "last iterate" if recipe.regularizers.ema is None else "moving average of the iterates",
+            "best": "chosen on the test set",
+            "parameters": self.parameters(),
+        }
+
+    def decisions(self) -> dict[str, Any]:
+        """What was compiled and captured, and why."""
+        step = self.parts.step
+        made = {
+            "compiled": step.compiled,
+            "captured": step.captured,
+            "evaluation_captured": self.parts.evaluator.captured,
+        }
+        return {
+            key: value for name, held in made.items() for key, value in ((name, held.on), (f"{name}_why", held.reason))
+        }
+
+    def timing(self) -> dict[str, Any]:
+        """Wall time, of all and of the steps after the first alone; images/s of the latter; memory."""
+        training = self.seconds["training"]
+        return {
+            "seconds": round(self.seconds["total"], 3),
+            "training_seconds": round(training, 3),
+            "seconds_to_first_step": round(self.seconds["first_step"], 3),
+            "images_per_second": round(self.images / training, 1) if training else None,
+            "peak_memory_bytes": peak_memory(self.engine.device),
+        }
+
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.parts.network.parameters())
+
+    def info(self) -> RunInfo:
+        device = str(self.engine.device)
+        return RunInfo(self.recipe, self.run_dir, self.step, self.total, self.per_epoch, device, self.parameters())
+
+    def resume_command(self) -> str:
+        return f"hyperball resume {shlex.quote(str(self.run_dir))}"
+
+    def note(self, text: str) -> None:
+        """Something a reader of the numbers should know."""
+        self.notes.append(text)
+        self.progress.noted(text)
+
+    def open_logs(self) -> None:
+        if not self.engine.is_first:
+            return
+        self.log = MetricsLog(self.run_dir / METRICS, self.step or None)
+        if self.recipe.log.tensorboard:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.board = SummaryWriter(str(self.run_dir / "tensorboard"), purge_step=self.step)
+
+    def write(self, line: dict[str, Any]) -> None:
+        if self.log is not None:
+            self.log.write(line)
+        if self.board is not None:
+            for key, value in line.items():
+                if isinstance(value, float) and key != "epoch":
+                    self.board.add_scalar(f"{line['kind']}/{key}", value, line["step"])
+            for layer, values in line.get("radii", {}).items():
+                self.board.add_scalars(f"radius/{layer}", values, line["step"])
+            self.board.flush()
+
+    def save(self) -> None:
+        """Write a checkpoint of everything that resuming needs."""
+        self.parts.step.settle()
+        if self.engine.is_first:
+            save_checkpoint(self.run_dir / CHECKPOINTS, self.checkpoint())
+        if self.engine.world_size > 1:
+            self.engine.fabric.barrier()
+
+    def checkpoint(self) -> Checkpoint:
+        parts = self.parts
+        tensors, values = optimizers.state_by_name(parts.parts.inner)
+        sections = {"model": parts.network.model.state_dict(), "optimizer": tensors}
+        if parts.parts.average is not None:
+            sections["average"] = parts.parts.average.state_dict()
+        elapsed = time.perf_counter() - self.began
+        info = {
+            "recipe": self.recipe.to_dict(),
+            "epoch": self.step // self.per_epoch,
+            "step_of_epoch": self.step % self.per_epoch,
+            "steps_per_epoch": self.per_epoch,
+            "random": "all draws are functions of (seed, step, process), the order of samples of (seed, epoch)",
+            "schedule": parts.schedule.state_dict(),
+            "optimizer": values,
+            "scaler": parts.step.scaler_state(),
+            "projection": None if parts.projection is None else parts.projection.state_dict(),
+            "homotopy": None if parts.homotopy is None else parts.homotopy.state_dict(),
+            "results": self.results,
+            "notes": self.notes,
+            "images": self.images,
+            "seconds": {**self.seconds, "total": self.seconds["total"] + elapsed},
+            "environment": environment(self.engine.device, self.engine.world_size),
+        }
+        return Checkpoint(self.step, info, sections)
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Continue from a checkpoint; says what differs where the devices do."""
+        parts, info = self.parts, checkpoint.info
+        where = str(checkpoint.path)
+        if info["steps_per_epoch"] != self.per_epoch:
+            raise CheckpointError(
+                f"{where} counts {info['steps_per_epoch']} steps an epoch, but the set here gives {self.per_epoch}"
+            )
+        model = parts.network.model
+        check_fit(checkpoint.tensors["model"], model.state_dict(), where)
+        model.load_state_dict(checkpoint.tensors["model"])
+        optimizers.load_state_by_name(parts.parts.inner, checkpoint.tensors.get("optimizer", {}), info["optimizer"])
+        if parts.parts.average is not None:
+            parts.parts.average.load_state_dict(checkpoint.tensors["average"])
+        if parts.projection is not None:
+            parts.projection.load_state_dict(info["projection"])
+        if parts.homotopy is not None:
+            parts.homotopy.load_state_dict(info["homotopy"])
+        parts.schedule.load_state_dict(info["schedule"])
+        parts.step.load_scaler_state(info["scaler"])
+        self.step, self.results, self.images = checkpoint.step, info["results"], info["images"]
+        self.seconds = dict(info["seconds"])
+        self.notes = list(info["notes"])
+        self.note(f"resumed at step {self.step}")
+        for text in changes(info["environment"], environment(self.engine.device, self.engine.world_size)):
+            self.note(text)
+
+
+def changes(before: dict[str, Any], present: dict[str, Any]) -> list[str]:
+    """What a resumption on other devices or versions means for the numbers."""
+    found = []
+    if before["devices"] != present["devices"]:
+        found.append(
+            f"resumed on {present['devices']} device(s), saved on {before['devices']}: global batches and their order "
+            "are the same, sums are rounded in another order and dropout draws differ, so losses agree to rounding "
+            "and not to the bit"
+        )
+    for key in ("device", "versions"):
+        if before[key] != present[key]:
+            names = (
+                key
+                if key == "device"
+                else ", ".join(name for name in present[key] if present[key][name] != before[key].get(name))
+            )
+            found.append(f"resumed with another {key} ({names}): results agree to rounding and not to the bit")
+    return found
+
+
+class Clock:
+    """Wall time of the steps since the last lap."""
+
+    def __init__(self) -> None:
+        self.first = True
+        self.step = 0
+        self.time = time.perf_counter()
+
+    def restart(self, step: int) -> None:
+        self.first, self.step, self.time = False, step, time.perf_counter()
+
+    def lap(self, step: int, batch: int) -> tuple[int, float]:
+        """Images and seconds since the last lap or restart."""
+        images, seconds = (step - self.step) * batch, time.perf_counter() - self.time
+        self.restart(step)
+        return images, seconds

@@ -1,0 +1,68 @@
+"""The loss of a recipe: cross entropy, clean or adversarial, and what is added to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from hyperball.attacks import fast_fgsm, fgsm, pgd, trades_loss
+from hyperball.optim import orthogonality
+from hyperball.training.recipe import Recipe
+
+Forward = Callable[[Tensor], Tensor]
+
+
+class Objective:
+    """loss = cross entropy (smoothed) + orthogonality; adversarial training puts attacked inputs in.
+
+    An attack sees the network as it trains, in training mode. Where `forward` is wrapped for several processes, whose
+    gradients it would wait for, `attack_through` is the network itself.
+    """
+
+    def __init__(self, recipe: Recipe, bare: nn.Module, attack_through: nn.Module | None = None) -> None:
+        self.attack_through = attack_through
+        self.regularizers = recipe.regularizers
+        self.adversarial = recipe.adversarial
+        self.bare = bare
+
+    def __call__(self, forward: Forward, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss and the logits that the training accuracy counts (those of the clean inputs, if any were used)."""
+        loss, logits = self._classification(forward, x, y)
+        weight = self.regularizers.orthogonality
+        if weight:
+            kind, unit = self.regularizers.orthogonality_kind, self.regularizers.orthogonality_unit
+            loss = loss + weight * orthogonality(self.bare, kind, unit=unit)
+        return loss, logits
+
+    def _classification(self, forward: Forward, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        config = self.adversarial
+        if config.method == "none":
+            logits = forward(x)
+            return self.cross_entropy(logits, y), logits
+        if config.method == "trades":
+            return trades_loss(
+                forward, x, y, config.epsilon,
+                step=config.step_size, iterations=config.iterations, beta=config.beta, loss=self.cross_entropy,
+            )  # fmt: skip
+        logits = forward(self.attacked(forward, x, y))
+        loss = self.cross_entropy(logits, y)
+        if config.share < 1:
+            clean = forward(x)
+            return config.share * loss + (1 - config.share) * self.cross_entropy(clean, y), clean
+        return loss, logits
+
+    def attacked(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
+        """The inputs after the attack of the recipe."""
+        config = self.adversarial
+        forward = self.attack_through or forward
+        if config.method == "fgsm":
+            return fgsm(forward, x, y, config.epsilon)
+        if config.method == "fast":
+            return fast_fgsm(forward, x, y, config.epsilon, step=config.step_size)
+        return pgd(forward, x, y, config.epsilon, step=config.step_size, iterations=config.iterations)
+
+    def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
+        """−Σ q log p with q = (1 − s)·onehot + s/K, in float32."""
+        return F.cross_entropy(logits.float(), y, label_smoothing=self.regularizers.label_smoothing)

@@ -1,0 +1,130 @@
+"""What a run leaves behind: metrics.jsonl while it goes on, and record.json when it is done."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import platform
+import resource
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import hyperball
+from hyperball.diagnose import jsonable
+from hyperball.training.files import FileError, read_tree, write_bytes, write_json
+from hyperball.training.recipe import Recipe
+
+PACKAGES = ("torch", "numpy", "lightning-fabric", "safetensors", "torchvision", "timm", "triton")
+RECORD, RECIPE, METRICS, CHECKPOINTS = "record.json", "recipe.json", "metrics.jsonl", "checkpoints"
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished run: results with their conditions, how it was computed, where, and how fast.
+
+    `results` holds "last" (all metrics of the last iterate), "best" (the epoch of the highest test accuracy, which
+    looked at the test set to be chosen) and "first_epoch"; `engine` what was compiled and captured, and why;
+    `notes` whatever a reader of the numbers should know, such as a resumption.
+    """
+
+    recipe: dict[str, Any]
+    status: str
+    results: dict[str, Any]
+    conditions: dict[str, Any]
+    engine: dict[str, Any]
+    environment: dict[str, Any]
+    timing: dict[str, Any]
+    notes: list[str] = field(default_factory=list)
+    format: int = FORMAT
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def write(self, run_dir: Path) -> None:
+        write_json(run_dir / RECORD, jsonable(self.to_dict()))
+
+    @classmethod
+    def read(cls, run_dir: str | Path) -> Record:
+        """The record of a run's folder."""
+        path = Path(run_dir) / RECORD
+        try:
+            return cls(**read_tree(path))
+        except (FileError, TypeError) as error:
+            raise FileError(f"{path}: {error}") from None
+
+
+def environment(device: torch.device, world_size: int) -> dict[str, Any]:
+    """Versions, machine and device."""
+    return {
+        "versions": {"python": platform.python_version(), **versions()},
+        "machine": platform.machine(),
+        "system": platform.system(),
+        "device": device_name(device),
+        "devices": world_size,
+        "threads": torch.get_num_threads(),
+        "cuda": torch.version.cuda if device.type == "cuda" else None,
+    }
+
+
+def versions() -> dict[str, str]:
+    found = {"hyperball": hyperball.__version__}
+    for package in PACKAGES:
+        try:
+            found[package] = importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def peak_memory(device: torch.device) -> int:
+    """The most bytes that tensors took on a GPU, or this process in main memory."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+class MetricsLog:
+    """metrics.jsonl: one object a line, each written at once; a torn last line is no line."""
+
+    def __init__(self, path: Path, step: int | None = None) -> None:
+        """Continue a file, without what lies beyond `step`; None begins anew."""
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [] if step is None else [line for line in read_metrics(path) if line["step"] <= step]
+        write_bytes(path, "".join(encoded(line) for line in kept).encode())
+
+    def write(self, line: dict[str, Any]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.write(encoded(line))
+
+
+def encoded(line: dict[str, Any]) -> str:
+    return json.dumps(jsonable(line), allow_nan=False) + "\n"
+
+
+def read_metrics(path: str | Path) -> list[dict[str, Any]]:
+    """The whole lines of a metrics.jsonl; none where there is no file."""
+    return list(_whole_lines(Path(path)))
+
+
+def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+        if line.endswith("\n"):
+            yield json.loads(line)
+
+
+def write_recipe(run_dir: Path, recipe: Recipe) -> None:
+    write_json(run_dir / RECIPE, recipe.to_dict())

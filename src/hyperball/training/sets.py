@@ -1,0 +1,149 @@
+"""The data of a recipe: the set, cut down, with outliers, as batches for one process."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from hyperball import data
+from hyperball.data import Augment, Batches, Dataset, Draw, Files, Samples
+from hyperball.training.fields import RecipeError
+from hyperball.training.recipe import DataConfig, Recipe
+
+OUTLIER_SEEDS = {"train": 1, "test": 2}
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where sets come from: a folder of data, or one that a caller holds, whatever its name."""
+
+    root: str | Path | None = None
+    download: bool = False
+    dataset: Dataset | None = None
+
+
+def load_set(config: DataConfig, source: Source = Source()) -> Dataset:  # noqa: B008 (frozen)
+    """The set that a recipe names, with as many samples and points as it says, and its outliers."""
+    dataset = source.dataset or data.load(config.name, source.root, download=source.download)
+    dataset = dataset.subset(config.train_size, config.test_size)
+    check_kind(config, dataset)
+    for split in ("train", "test"):
+        samples = getattr(dataset, split)
+        if config.points is not None:
+            samples = samples.with_points(config.points)
+        if config.outliers:
+            inputs = data.outliers(samples.inputs, config.outliers, OUTLIER_SEEDS[split])
+            samples = Samples(inputs, samples.labels)
+        dataset = replace(dataset, **{split: samples})
+    return dataset
+
+
+FOR_IMAGES = ("crop", "flip", "cutout")
+FOR_POINTS = ("points", "outliers", "rotate", "jitter")
+
+
+def check_kind(config: DataConfig, dataset: Dataset) -> None:
+    """Refuse options of images for points, and the other way round."""
+    wrong, other = (FOR_POINTS, "points") if dataset.kind == "images" else (FOR_IMAGES, "images")
+    for name in wrong:
+        if getattr(config, name):
+            raise RecipeError(
+                f"`data.{name}` is for {other}, got {getattr(config, name)!r} for the {dataset.kind} of {dataset.name}"
+            )
+
+
+def augmentation(config: DataConfig) -> Augment:
+    return Augment(
+        crop=config.crop, pad=config.pad, flip=config.flip, cutout=config.cutout,
+        rotate=config.rotate, jitter=config.jitter,
+    )  # fmt: skip
+
+
+class Feed(Protocol):
+    """The batches of one process: `set` chooses one, `take` gives it from memory whose addresses never change."""
+
+    batch_size: int
+
+    def __len__(self) -> int: ...
+
+    def set(self, epoch: int, step: int) -> None: ...
+
+    def take(self) -> tuple[Tensor, Tensor]: ...
+
+
+class ResidentFeed:
+    """A set in device memory: `set` writes indices and random words, `take` gathers and augments."""
+
+    def __init__(self, batches: Batches, batch_size: int) -> None:
+        self.batches = batches
+        self.batch_size = batch_size
+        empty = torch.zeros(batch_size, dtype=torch.int64, device=batches.samples.device)
+        self.index, self.keys = empty, empty.clone()
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def set(self, epoch: int, step: int) -> None:
+        indices, keys = self.batches.draw(epoch, step)
+        self.index.copy_(indices)
+        self.keys.copy_(keys)
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        return self.batches.take(Draw(self.index, self.keys))
+
+
+class StreamFeed:
+    """A set that comes through loaders: `set` copies the next batch into static memory."""
+
+    def __init__(self, stream: Any, batch_size: int, device: torch.device) -> None:
+        self.stream = stream
+        self.batch_size = batch_size
+        self.device = device
+        self.current: tuple[int, int] | None = None
+        self.iterator: Any = None
+        self.inputs: Tensor | None = None
+        self.labels: Tensor | None = None
+
+    def __len__(self) -> int:
+        return len(self.stream)
+
+    def set(self, epoch: int, step: int) -> None:
+        if self.current == (epoch, step):
+            return
+        if self.current != (epoch, step - 1):
+            self.iterator = iter(self.stream.epoch(epoch, start_step=step))
+        inputs, labels = next(self.iterator)
+        self.current = (epoch, step)
+        if self.inputs is None or self.labels is None:
+            self.inputs, self.labels = (torch.empty_like(item, device=self.device) for item in (inputs, labels))
+        self.inputs.copy_(inputs, non_blocking=True)
+        self.labels.copy_(labels, non_blocking=True)
+
+    def take(self) -> tuple[Tensor, Tensor]:
+        assert self.inputs is not None
+        assert self.labels is not None
+        return self.inputs, self.labels
+
+
+def train_feed(recipe: Recipe, dataset: Dataset, device: torch.device, rank: int, world_size: int) -> Feed:
+    """The training batches of one process: its slice of every global batch."""
+    share = recipe.batch_size // world_size
+    if recipe.batch_size % world_size:
+        raise RecipeError(f"`batch_size` must be a multiple of the {world_size} devices, got {recipe.batch_size}")
+    if len(dataset.train) < recipe.batch_size:
+        raise RecipeError(
+            f"`batch_size` must be at most the {len(dataset.train)} samples of {dataset.name}, got {recipe.batch_size}"
+        )
+    options: dict[str, Any] = {
+        "shuffle": True, "seed": recipe.seed, "drop_last": True, "rank": rank, "world_size": world_size,
+    }  # fmt: skip
+    if isinstance(dataset.train, Files):
+        options.update(size=recipe.data.image_size, workers=recipe.data.workers, device=device)
+        stream = data.stream(dataset.train, recipe.batch_size, augment=True, **options)
+        return StreamFeed(stream, share, device)
+    batches = Batches(dataset.train.to(device), recipe.batch_size, augment=augmentation(recipe.data), **options)
+    return ResidentFeed(batches, share)

@@ -1,0 +1,310 @@
+"""One training step: from indices to updated weights, eager, compiled, or as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from hyperball.convert import Homotopy
+from hyperball.optim import WeightedGradients
+from hyperball.training.average import Average
+from hyperball.training.engine import Decision, Engine
+from hyperball.training.objective import Forward, Objective
+from hyperball.training.offender import NonFiniteError, first_offender
+from hyperball.training.recipe import Recipe
+from hyperball.training.sets import Feed
+
+WARMUPS = 3
+AGREEMENT = 1e-2  # a compiled gradient may be this far from the exact one, or twice as far as the eager one is
+
+
+@dataclass
+class Parts:
+    """What a step acts on."""
+
+    network: nn.Module
+    forward: Forward
+    optimizer: Any
+    feed: Feed
+    objective: Objective
+    average: Average | None = None
+    weighted: WeightedGradients | None = None
+    homotopy: Homotopy | None = None
+    after: list[Callable[[], None]] = field(default_factory=list)
+
+    @property
+    def inner(self) -> Optimizer:
+        """The torch optimizer inside of Fabric's."""
+        optimizer: Optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
+        return optimizer
+
+
+class Step:
+    """Runs steps and counts loss and hits on the device; nothing is read back until `tally`.
+
+    All randomness is a function of (seed, step, process): sample order and augmentation come as indices and random
+    words, written into static memory before a step; dropout and attacks draw from generators that are seeded then.
+    A loss that is not finite stops all further updates on the device, so that the weights stay those of that step.
+    """
+
+    def __init__(self, engine: Engine, recipe: Recipe, parts: Parts, compiled: Decision, captured: Decision) -> None:
+        self.engine, self.recipe, self.parts = engine, recipe, parts
+        self.compiled, self.captured = compiled, captured
+        device = engine.device
+        self.on_gpu = device.type == "cuda"
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, samples
+        self.steps = 0
+        self.counter = torch.zeros((), dtype=torch.int64, device=device)
+        self.bad = torch.full((), -1, dtype=torch.int64, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.pending = True
+        self.forward = parts.forward
+        self.format = torch.channels_last if self.on_gpu and recipe.engine.channels_last else torch.contiguous_format
+        if self.on_gpu and recipe.precision != "fp16":
+            # Fused optimizers leave everything as it is where this flag is one.
+            inner: Any = parts.inner
+            inner.grad_scale, inner.found_inf = None, torch.zeros((), device=device)
+
+    def start_from(self, step: int) -> None:
+        """Count from this step on."""
+        self.counter.fill_(step)
+
+    @property
+    def is_due(self) -> bool:
+        """Whether it is time to compile and capture: at the first step, or when a homotopy has come to its end."""
+        homotopy = self.parts.homotopy
+        return self.pending and (self.compiled.on or self.captured.on) and (homotopy is None or homotopy.done)
+
+    def look(self) -> None:
+        """Run the network over the first batch, in training mode."""
+        self.place(0, 0, 0)
+        with self.engine.fabric.autocast():
+            self.parts.network(self.batch()[0])
+
+    def place(self, epoch: int, index: int, step: int) -> None:
+        """Write what a step reads: which samples, which random numbers, which weight of the average."""
+        self.parts.feed.set(epoch, index)
+        self.seed(step)
+        if self.parts.average is not None:
+            self.parts.average.before(step)
+
+    def seed(self, step: int) -> None:
+        world = self.engine.world_size
+        torch.manual_seed((self.recipe.seed * 0x9E3779B1 + step * world + self.engine.rank) % 2**63)
+
+    def __call__(self, epoch: int, index: int, step: int) -> None:
+        """The step-th step of the run, the index-th of its epoch."""
+        self.place(epoch, index, step)
+        if self.is_due:
+            self.prepare()
+            self.counter.fill_(step)
+            self.seed(step)
+        if self.graph is not None:
+            self.graph.replay()
+        else:
+            self.body()
+        for act in self.parts.after:
+            act()
+        if self.parts.homotopy is not None and not self.parts.homotopy.done:
+            self.parts.homotopy.step()
+        self.steps += 1
+
+    def body(self) -> None:
+        """Batch, loss, gradient, update, average: device work alone."""
+        parts = self.parts
+        inputs, labels = self.batch()
+        parts.inner.zero_grad(set_to_none=True)
+        loss, logits = self.loss(self.forward, inputs, labels)
+        self.guard(loss.detach())
+        self.engine.fabric.backward(loss)
+        if parts.weighted is not None:
+            parts.weighted.scale_gradients()
+        if self.recipe.regularizers.clip_norm is not None:
+            self.clip(self.recipe.regularizers.clip_norm)
+        parts.optimizer.step()
+        if parts.average is not None:
+            parts.average.update()
+        self.count(loss.detach(), logits.detach(), labels)
+
+    def batch(self) -> tuple[Tensor, Tensor]:
+        inputs, labels = self.parts.feed.take()
+        return (inputs.contiguous(memory_format=self.format) if inputs.dim() == 4 else inputs), labels
+
+    def loss(self, forward: Forward, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        with self.engine.fabric.autocast():
+            return self.parts.objective(forward, inputs, labels)
+
+    def clip(self, norm: float) -> None:
+        fabric, parts = self.engine.fabric, self.parts
+        if self.recipe.precision == "fp16":
+            fabric.clip_gradients(parts.network, parts.optimizer, max_norm=norm, error_if_nonfinite=False)
+        else:
+            torch.nn.utils.clip_grad_norm_(parts.network.parameters(), norm)
+
+    def guard(self, loss: Tensor) -> None:
+        """Note the first step whose loss is not finite on any process; on a CPU, stop at once."""
+        if self.engine.world_size > 1:
+            loss = loss.clone()
+            torch.distributed.all_reduce(loss)
+        if not self.on_gpu and not bool(torch.isfinite(loss)):
+            self.bad.copy_(self.counter)
+            self.explain()
+        broken = ~torch.isfinite(loss) & (self.bad < 0)
+        self.bad.copy_(torch.where(broken, self.counter, self.bad))
+        if self.on_gpu and self.recipe.precision != "fp16":
+            found: Tensor = self.parts.inner.found_inf  # type: ignore[attr-defined]
+            found.copy_(self.bad >= 0)
+        self.counter.add_(1)
+
+    def count(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
+        hits = (logits.argmax(1) == labels).sum()
+        self.sums += torch.stack([loss.double(), hits.double(), torch.full_like(hits, len(labels)).double()])
+
+    def tally(self) -> tuple[float, float]:
+        """Mean loss and accuracy since the last call, over all processes; raises where a loss was not finite."""
+        self.settle()
+        sums = self.sums if self.engine.world_size == 1 else self.engine.fabric.all_reduce(self.sums, reduce_op="sum")
+        loss, hits, samples = sums.tolist()
+        steps, self.steps = self.steps * self.engine.world_size, 0
+        self.sums.zero_()
+        return loss / max(steps, 1), hits / max(samples, 1)
+
+    def settle(self) -> None:
+        """Raise where a loss since the last report was not finite, so that no spoiled weights are saved."""
+        if int(self.bad) >= 0:
+            self.explain()
+
+    def scaler_state(self) -> dict[str, Any] | None:
+        """The state of the loss scaling of fp16, in numbers."""
+        scaler = getattr(self.engine.fabric.strategy.precision, "scaler", None)
+        return None if scaler is None else dict(scaler.state_dict())
+
+    def load_scaler_state(self, state: dict[str, Any] | None) -> None:
+        scaler = getattr(self.engine.fabric.strategy.precision, "scaler", None)
+        if scaler is not None and state:
+            scaler.load_state_dict(state)
+
+    def explain(self) -> None:
+        """Repeat the step of the first loss that was not finite, layer by layer, and raise."""
+        step = int(self.bad)
+        length = len(self.parts.feed)
+        self.place(step // length, step % length, step)
+        inputs, labels = self.batch()
+        network = self.parts.network
+        where = first_offender(network, inputs, lambda: self.loss(network, inputs, labels))
+        if self.engine.world_size > 1:
+            where += f" (process {self.engine.rank} of {self.engine.world_size})"
+        raise NonFiniteError(step, where)
+
+    def prepare(self) -> None:
+        """Compile, warm up and capture, falling back with a recorded reason; weights and state stay as they were."""
+        self.pending = False
+        snapshot = Snapshot(self.parts)
+        if self.compiled.on:
+            self.compiled = self.try_compile()
+            snapshot.restore()
+        if self.captured.on:
+            self.captured = self.try_capture()
+            snapshot.restore()
+        self.sums.zero_()
+        self.bad.fill_(-1)
+
+    def try_compile(self) -> Decision:
+        """Use the compiled network if it gives the eager one's gradients."""
+        eager = self.forward
+        try:
+            self.forward = torch.compile(self.forward, dynamic=False)
+            compiled = self.gradients(self.forward)
+        except Exception as failure:
+            self.forward = eager
+            return Decision(False, f"torch.compile failed: {first_line(failure)}")
+        if draws_randomly(self.parts.network) or self.recipe.adversarial.method != "none":
+            return Decision(True, f"{self.compiled.reason}; not compared with eager, which draws other random numbers")
+        benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # one batch is all there is
+        exact = self.gradients(eager, exact=True)
+        ours, theirs = distance(compiled, exact), distance(self.gradients(eager), exact)
+        torch.backends.cudnn.benchmark = benchmark
+        found = f"errors of gradients: compiled {ours:.1e}, eager {theirs:.1e}"
+        if not ours < max(AGREEMENT, 2 * theirs):
+            self.forward = eager
+            return Decision(False, f"the compiled network computes something else ({found})")
+        return Decision(True, f"{self.compiled.reason}; {found}")
+
+    def gradients(self, forward: Forward, exact: bool = False) -> list[Tensor]:
+        """The gradients of one batch, `exact` in float32."""
+        inputs, labels = self.batch()
+        self.parts.inner.zero_grad(set_to_none=True)
+        loss, _ = self.parts.objective(forward, inputs, labels) if exact else self.loss(forward, inputs, labels)
+        loss.backward()
+        return [p.grad.clone() for p in self.parts.network.parameters() if p.grad is not None]
+
+    def try_capture(self) -> Decision:
+        """Record `body` as a CUDA graph after a few runs of it on a side stream."""
+        try:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                for _ in range(WARMUPS):
+                    self.body()
+            torch.cuda.current_stream().wait_stream(side)
+            graph = torch.cuda.CUDAGraph()
+            self.parts.inner.zero_grad(set_to_none=True)
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                self.body()
+        except RuntimeError as failure:
+            torch.cuda.synchronize()
+            self.parts.inner.zero_grad(set_to_none=True)
+            return Decision(False, f"the step cannot be captured: {first_line(failure)}")
+        self.graph = graph
+        return self.captured
+
+
+def distance(first: list[Tensor], second: list[Tensor]) -> float:
+    """‖a − b‖ / ‖b‖ over all tensors together."""
+    gap = sum(float((a - b).double().square().sum()) for a, b in zip(first, second, strict=True))
+    size = sum(float(b.double().square().sum()) for b in second)
+    return float((gap / size) ** 0.5) if size else float(gap > 0)
+
+
+def draws_randomly(network: nn.Module) -> bool:
+    return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in network.modules())
+
+
+def first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
+
+
+class Snapshot:
+    """Copies of all that a step changes, to be put back in place; optimizer state that was not there becomes zero."""
+
+    def __init__(self, parts: Parts) -> None:
+        self.parts = parts
+        self.tensors = [(tensor, tensor.detach().clone()) for tensor in self._held()]
+        self.state = {
+            (parameter, entry): held.clone()
+            for parameter, entries in parts.inner.state.items()
+            for entry, held in entries.items()
+            if isinstance(held, Tensor)
+        }
+
+    def _held(self) -> list[Tensor]:
+        network, average = self.parts.network, self.parts.average
+        shadows = [] if average is None else list(average.shadows.values())
+        return [*network.parameters(), *network.buffers(), *shadows]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        for tensor, kept in self.tensors:
+            tensor.copy_(kept)
+        for parameter, entries in self.parts.inner.state.items():
+            for entry, held in entries.items():
+                if isinstance(held, Tensor):
+                    held.copy_(self.state.get((parameter, entry), torch.zeros_like(held)))
+        self.parts.inner.zero_grad(set_to_none=False)

@@ -1,0 +1,131 @@
+"""Training in processes of its own: killed and resumed, stopped by a signal, and spread over two processes."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+from training_cases import losses, same, weights
+
+from hyperball.training import Recipe, Record, read_metrics, resume, train
+
+SCRIPT = """
+    import sys
+    import torch
+    from hyperball.training import Interrupted, Recipe, train
+
+    torch.set_num_threads(1)
+    for folder, changes in eval(sys.argv[1]):
+        try:
+            train(Recipe().override(changes), folder, accelerator="cpu")
+        except Interrupted as stop:
+            sys.exit(str(stop))
+"""
+CHANGES = {
+    "epochs": 2, "batch_size": 32, "data.train_size": 320, "data.test_size": 50, "data.crop": "zero", "data.pad": 1,
+    "deterministic": True, "log.every": 1, "log.checkpoint_steps": 3, "optimizer.name": "sgd", "optimizer.lr": 0.05,
+}  # fmt: skip
+PAIR: dict[str, dict[str, object]] = {
+    "plain": {},
+    "decoupled": {"model.magnitude": "tanh", "regularizers.clip_norm": 1.0, "regularizers.ema": 0.9},
+}
+STEPS = 20
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(SCRIPT))
+    return path
+
+
+def start(command: list[str], script: Path, runs: list[tuple[str, dict[str, object]]]) -> "subprocess.Popen[str]":
+    root = Path(__file__).parents[1] / "src"
+    settings = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    return subprocess.Popen(
+        [*command, str(script), repr(runs)],
+        env={**os.environ, **settings}, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )  # fmt: skip
+
+
+def run_in_two(script: Path, runs: list[tuple[str, dict[str, object]]]) -> None:
+    """Let torchrun train these; no process outlives the test."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    process = start(launcher, script, runs)
+    try:
+        _, errors = process.communicate(timeout=150)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
+    assert process.returncode == 0, errors
+
+
+def wait_for_step(process: "subprocess.Popen[str]", folder: Path, step: int) -> None:
+    deadline = time.monotonic() + 90
+    while time.monotonic() < deadline:
+        lines = read_metrics(folder / "metrics.jsonl")
+        if lines and lines[-1]["step"] >= step:
+            return
+        assert process.poll() is None, process.communicate()[1]
+        time.sleep(0.005)
+    raise AssertionError("the run did not get that far")
+
+
+def test_a_killed_run_resumes_to_the_same_bits(script: Path, tmp_path: Path) -> None:
+    changes: dict[str, object] = {**CHANGES, **PAIR["decoupled"], "epochs": 5}
+    folder = tmp_path / "killed"
+    process = start([sys.executable], script, [(str(folder), changes)])
+    wait_for_step(process, folder, 8)
+    process.kill()
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert not (folder / "record.json").exists()
+    record = resume(folder, accelerator="cpu")
+    assert record.notes[0].startswith("resumed at step ")
+    whole = train(Recipe().override(changes), tmp_path / "whole", accelerator="cpu")
+    assert same(weights(tmp_path / "whole"), weights(folder))
+    assert losses(tmp_path / "whole") == losses(folder)
+    assert record.results == whole.results
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_process_with_the_resume_command(script: Path, tmp_path: Path) -> None:
+    process = start([sys.executable], script, [(str(tmp_path / "run"), {**CHANGES, "epochs": 50})])
+    wait_for_step(process, tmp_path / "run", 2)
+    process.terminate()
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"resume with: hyperball resume {tmp_path / 'run'}" in errors
+    assert "Traceback" not in errors
+
+
+def test_two_processes_give_the_losses_of_one_and_can_go_on_in_one(script: Path, tmp_path: Path) -> None:
+    recipes = {name: {**CHANGES, **changes} for name, changes in PAIR.items()}
+    run_in_two(script, [(str(tmp_path / name), changes) for name, changes in recipes.items()])
+    for name, changes in recipes.items():
+        two, one = tmp_path / name, tmp_path / f"{name} in one"
+        train(Recipe().override(changes), one, accelerator="cpu")
+        assert Record.read(two).environment["devices"] == 2
+        assert len(losses(two)) == STEPS
+        assert losses(two) == pytest.approx(losses(one), abs=1e-5), name
+        assert evaluation_losses(two) == pytest.approx(evaluation_losses(one), abs=1e-4), name
+    check_resumed_in_one(tmp_path / "plain")
+
+
+def evaluation_losses(folder: Path) -> list[float]:
+    return [line["loss"] for line in read_metrics(folder / "metrics.jsonl") if line["kind"] == "evaluation"]
+
+
+def check_resumed_in_one(folder: Path) -> None:
+    """A run of two processes, its end cut off, goes on in one, and says what differs."""
+    before = losses(folder)
+    (folder / "record.json").unlink()
+    for suffix in ("json", "safetensors"):
+        (folder / "checkpoints" / f"step-{STEPS:09d}.{suffix}").unlink()
+    record = resume(folder, accelerator="cpu")
+    assert any("resumed on 1 device(s), saved on 2" in note for note in record.notes)
+    assert losses(folder) == pytest.approx(before, abs=1e-5)
