@@ -18,11 +18,14 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hyperball.convert.variants import FrozenPreparedConv2d, PreparedConv2d
 from hyperball.kernels.decoupled import full_precision
 from hyperball.kernels.norms import wide_dtype
 from hyperball.nn.decoupled import Decoupled, NormalizedLinear
 from hyperball.nn.frozen import FROZEN, Affine, Frozen
 
+# By forward method, so that a subclass with a forward of its own is not taken for one of these.
+TWINS = {**FROZEN, PreparedConv2d.forward: FrozenPreparedConv2d}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 NORMS_BY_RANK = {2: nn.BatchNorm1d, 3: nn.BatchNorm1d, 4: nn.BatchNorm2d, 5: nn.BatchNorm3d}  # of the weight
 
@@ -159,7 +162,7 @@ def is_altered(module: nn.Module) -> bool:
 
 
 def why_kept(layer: Any, name: str, search: Search) -> str | None:
-    if type(layer).forward not in FROZEN:
+    if type(layer).forward not in TWINS:
         return "its class has a forward of its own"
     if is_altered(layer):
         return "it has hooks"
@@ -169,7 +172,7 @@ def why_kept(layer: Any, name: str, search: Search) -> str | None:
 def why_not_folded(layer: Any, batch_norm: Any, shared: set[int]) -> str | None:
     allowed = (NORMS_BY_RANK[layer.weight.dim()], nn.SyncBatchNorm)
     channels = layer.filters().shape[0] if isinstance(layer, Decoupled) else layer.weight.shape[0]
-    if type(batch_norm) not in allowed:
+    if type(batch_norm) not in allowed and not (is_norm_act(batch_norm) and layer.weight.dim() == 4):
         return f"{type(batch_norm).__name__} follows where {allowed[0].__name__} would be folded"
     if batch_norm.running_mean is None or batch_norm.running_var is None:
         return "the BatchNorm keeps no running statistics"
@@ -178,6 +181,18 @@ def why_not_folded(layer: Any, batch_norm: Any, shared: set[int]) -> str | None:
     if is_altered(batch_norm):
         return "the BatchNorm has hooks"
     return "one of the two goes by several names" if {id(layer), id(batch_norm)} & shared else None
+
+
+def is_norm_act(module: nn.Module) -> bool:
+    """Whether it is timm's BatchNorm2d with an activation of its own behind it."""
+    kind = type(module)
+    return kind.__name__ == "BatchNormAct2d" and kind.__module__.startswith("timm.")
+
+
+def after_norm(batch_norm: Any) -> nn.Module:
+    """What is left of a BatchNorm that was folded: nothing, or the activation that it holds."""
+    left = nn.Sequential(batch_norm.drop, batch_norm.act) if is_norm_act(batch_norm) else nn.Identity()
+    return left.eval()
 
 
 def become(module: nn.Module, other: nn.Module) -> None:
@@ -200,12 +215,12 @@ def freeze(model: nn.Module) -> nn.Module:
     """A copy of the model for inference, with decoupled layers frozen and BatchNorm folded where that is exact.
 
     The copy stays in evaluation mode, also after `train()`, and has no gradients. `freeze_report` of the result says
-    layer by layer what was folded, or why not. A BatchNorm is folded, and replaced by nn.Identity, where a trace of
-    forward with its default arguments shows that the layer feeds it alone and that both are called once. Of a model
-    that cannot be traced, every child with a forward of its own is looked at by itself and taken to be called as a
-    whole; an nn.Sequential is not, since models iterate over those. Layers with hooks, with a forward of their own, or
-    whose parameters are read from outside stay as they are. A model for half precision is best cast first: scales then
-    stay in float32.
+    layer by layer what was folded, or why not. A BatchNorm is folded, and replaced by nn.Identity (timm's by the
+    activation that it holds), where a trace of forward with its default arguments shows that the layer feeds it alone
+    and that both are called once. Of a model that cannot be traced, every child with a forward of its own is looked at
+    by itself and taken to be called as a whole; an nn.Sequential is not, since models iterate over those. Layers with
+    hooks, with a forward of their own, or whose parameters are read from outside stay as they are. A model for half
+    precision is best cast first: scales then stay in float32.
 
     >>> import torch, hyperball as hb
     >>> model = torch.nn.Sequential(hb.nn.DecoupledConv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())
@@ -255,7 +270,7 @@ def freeze_layer(model: nn.Module, name: str, layer: Any, search: Search, shared
         partner, batch_norm = (None, None) if reason else (partner, batch_norm)
     with full_precision(layer.weight):
         affine = None if batch_norm is None else batch_norm_affine(batch_norm)
-        become(layer, FROZEN[type(layer).forward](layer, affine, partner).eval())
+        become(layer, TWINS[type(layer).forward](layer, affine, partner).eval())
     if batch_norm is not None:
-        become(batch_norm, nn.Identity().eval())
+        become(batch_norm, after_norm(batch_norm))
     return LayerReport(name, kind, True, partner, reason)

@@ -19,8 +19,10 @@ from hyperball import radial as radial_table
 from hyperball.functional.decoupled import batched, check_features
 from hyperball.functional.windows import convolution_window, transposed_window
 from hyperball.kernels import decoupled as kernel
+from hyperball.kernels import inference
 from hyperball.kernels.decoupled import Filters, Operator
 from hyperball.kernels.norms import wide_dtype
+from hyperball.kernels.window import Window
 from hyperball.nn.decoupled import (
     Decoupled,
     DecoupledConvNd,
@@ -127,8 +129,15 @@ class FrozenConv(Frozen):
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self.pad_widths, mode=self.padding_mode), (0,) * dims
         window = convolution_window(dims, x.shape, self.filter, self.stride, padding, self.dilation, self.groups)
-        out = kernel.convolve_with(x, self.bias, window, self._operator(), self._filters)
-        return out if input.dim() == x.dim() else out.squeeze(0)
+        return self._convolve(x, window, input.dim())
+
+    def _convolve(self, x: Tensor, window: Window, dims: int) -> Tensor:
+        operator = self._operator()
+        if self.factor is None and self.stretch is None and inference.applies(x, operator, self.groups):
+            out = inference.convolve(x, self.filter, self.bias, window, operator)
+        else:
+            out = kernel.convolve_with(x, self.bias, window, operator, self._filters)
+        return out if dims == x.dim() else out.squeeze(0)
 
 
 class FrozenConvTranspose(Frozen):

@@ -1,0 +1,78 @@
+"""Decoupled convolution for inference on a CPU: float32 norms where they are safe, and fused forms of common gains.
+
+With cosine, f = y·s(n) + b. Norms are roots of float32 squares where the largest of these shows that none overflows
+and that what vanishes is small beside it; tanh's gain uses tanh(t) = 2·sigmoid(2t) − 1, which is several times faster
+on a CPU and as exact beside the largest outputs (1e-6).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyperball import angular as angular_table
+from hyperball import radial as radial_table
+from hyperball.kernels.decoupled import Operator, autocasts, plain_convolution, with_even_padding
+from hyperball.kernels.norms import patch_norm
+from hyperball.kernels.projection_solver import can_look
+from hyperball.kernels.window import Window, box_sum
+from hyperball.radial_functions import off_zero
+from hyperball.rows import AnyValue, map_scalars
+
+SMALLEST, LARGEST = 1e-18, 1e30  # of the largest sum of squares over channels, for these to be float32
+NEAR = 0.1  # of the largest radius; where no patch is longer, tanh is computed as such
+
+
+def applies(x: Tensor, operator: Operator, groups: int) -> bool:
+    """Whether this path may run: eager, float32 on a CPU, without gradients, cosine, one group."""
+    recording = torch.is_grad_enabled() and x.requires_grad
+    plain = x.device.type == "cpu" and x.dtype == torch.float32 and not autocasts(x)
+    fits = operator.needs_norm and groups == 1 and angular_table.is_cosine(operator.angular)
+    return plain and fits and not recording and not torch.compiler.is_compiling() and x.numel() > 0 and can_look(x)
+
+
+def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, operator: Operator) -> Tensor:
+    """f = y·s(n) + b for prepared filters."""
+    x, window = with_even_padding(x, window)
+    n = norms(x, window)
+    y = plain_convolution(x, weight, window)
+    column = (-1, *(1,) * (y.dim() - 2))
+    magnitude = map_scalars(operator.magnitude(None), lambda p: shaped(p, column))
+    return finish(y, n, magnitude, None if bias is None else bias.reshape(column))
+
+
+def shaped(parameter: object, column: tuple[int, ...]) -> object:
+    return parameter.reshape(column) if isinstance(parameter, Tensor) and parameter.dim() else parameter
+
+
+def norms(x: Tensor, window: Window) -> Tensor:
+    """n = ‖patch‖ from float32 squares, or from float64 ones where the largest of them calls for it."""
+    squares = x.square().sum(1, keepdim=True)
+    if not SMALLEST < float(squares.amax()) < LARGEST:
+        return patch_norm(x, window)
+    return box_sum(squares, window).sqrt_()
+
+
+def finish(y: Tensor, n: Tensor, magnitude: AnyValue, bias: Tensor | None) -> Tensor:
+    """y·s(n) + b; y may be overwritten."""
+    terms = magnitude.terms
+    if len(terms) == 1 and terms[0].name == "tanh":
+        rho, alpha = terms[0].parameters["rho"], terms[0].parameters["alpha"]
+        if float(n.amax()) > NEAR * float(torch.as_tensor(rho).max()):
+            return with_bias(tanh(y, n, rho, alpha), bias)
+    return with_bias(y.mul_(radial_table.gain(magnitude, n)), bias)
+
+
+def tanh(y: Tensor, n: Tensor, rho: Any, alpha: Any) -> Tensor:
+    """y·alpha·tanh(n/rho)/n = (2·alpha·y/n)·(sigmoid(2n/rho) − 1/2)."""
+    n = off_zero(n)
+    per_channel = isinstance(rho, Tensor) and rho.dim() > 0
+    # In y's memory layout, which a product of [B, 1, H, W] and [C, 1, 1] would not have by itself.
+    gate = torch.mul(n, 2.0 / rho, out=torch.empty_like(y)) if per_channel else n * (2.0 / rho)
+    return y.mul_((2.0 * alpha) / n).mul_(gate.sigmoid_().sub_(0.5))
+
+
+def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
+    return y if bias is None else y.add_(bias)
