@@ -1,0 +1,221 @@
+"""Robustness of a model: attacks on a set of images, masking checks, and one JSON record with conditions and doubts.
+
+A record is one JSON object (format 1):
+
+* `conditions`: epsilon (and its text), norm, images, classes, batch_size, seed, check_images, device, tf32, versions,
+  SHA-256 of model, source, inputs and labels, and what the caller adds as `about`;
+* `clean`: accuracy, and of every image `correct` (a text of 0 and 1), `loss` and `distance`;
+* `attacks`: in the order asked for: `attack` (its text), `conditions`, `accuracy`, `stages` (accuracy after each),
+  `seconds`, `mean_distance` (of images that it broke), and of every image `correct`, `loss`, `distance`;
+* `worst_case`: the share of images that withstand all of the attacks;
+* `checks`: name, passed, numbers, doubt; `doubts`: the sentences of those that failed.
+
+Losses are cross entropies; null stands for a number that is not finite.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyperball.attacks.arguments import check_count, device_of
+from hyperball.attacks.bench import Bench, Outcome, Progress, make_bench
+from hyperball.attacks.conditions import FORMAT, identify, versions
+from hyperball.attacks.gradient import gradient
+from hyperball.attacks.journal import Journal, check_identity, from_tree, journal_path, read_json, to_tree, write_json
+from hyperball.attacks.masking import masking_checks, percent, requested
+from hyperball.attacks.methods.auto import seeded
+from hyperball.attacks.methods.table import parse, parse_all
+from hyperball.attacks.methods.task import Attack, Verdict, cross_entropy
+
+DEFAULT_ATTACKS = ("fgsm", "bim", "pgd")
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """A record, and questions to it."""
+
+    record: dict[str, Any]
+
+    @property
+    def doubts(self) -> list[str]:
+        return list(self.record["doubts"])
+
+    @property
+    def clean_accuracy(self) -> float:
+        return float(self.record["clean"]["accuracy"])
+
+    @property
+    def worst_case(self) -> float:
+        return float(self.record["worst_case"])
+
+    def accuracy(self, attack: str) -> float:
+        """The accuracy under an attack, by its text."""
+        return float(self._entry(attack)["accuracy"])
+
+    def verdict(self, attack: str) -> Verdict:
+        """Whether each image withstood an attack, its loss and its distance."""
+        return from_tree(self._entry(attack))
+
+    def _entry(self, attack: str) -> dict[str, Any]:
+        for entry in self.record["attacks"]:
+            if entry["attack"] == attack:
+                return dict(entry)
+        known = ", ".join(entry["attack"] for entry in self.record["attacks"])
+        raise KeyError(f"the record has no attack {attack!r}; it has {known}")
+
+    def table(self) -> str:
+        """Accuracies with their conditions, and every doubt below."""
+        held = self.record["conditions"]
+        budget = f"{held['norm']} {held['epsilon_text']}, n={held['images']}, seed {held['seed']}"
+        rows = [("clean", self.clean_accuracy), *((e["attack"], e["accuracy"]) for e in self.record["attacks"])]
+        rows.append(("all of them", self.worst_case))
+        width = max(len(name) for name, _ in rows)
+        lines = [f"accuracy ({budget})", *(f"  {name:<{width}}  {percent(share):>7}" for name, share in rows)]
+        lines += ["doubts: none" if not self.doubts else "doubts:", *(f"  - {doubt}" for doubt in self.doubts)]
+        return "\n".join(lines)
+
+    def slim(self) -> Robustness:
+        """The record without the losses and distances of single images, which are nine tenths of it; masks remain."""
+        heavy = ("loss", "distance")
+        clean = {key: held for key, held in self.record["clean"].items() if key not in heavy}
+        entries = [{key: held for key, held in entry.items() if key not in heavy} for entry in self.record["attacks"]]
+        return Robustness(self.record | {"clean": clean, "attacks": entries})
+
+    def write(self, path: str | Path) -> None:
+        """Write the record, whole or not at all."""
+        write_json(Path(path), self.record)
+
+    @classmethod
+    def read(cls, path: str | Path) -> Robustness:
+        """The record of a file."""
+        return cls(read_json(Path(path)))
+
+
+def evaluate_robustness(
+    model: Any,
+    inputs: Tensor,
+    labels: Tensor,
+    *,
+    epsilon: float | str = "8/255",
+    attacks: str | Attack | Iterable[str | Attack] = DEFAULT_ATTACKS,
+    norm: str = "linf",
+    batch_size: int | None = None,
+    seed: int = 0,
+    source: Any = None,
+    checks: bool = True,
+    check_images: int = 256,
+    path: str | Path | None = None,
+    resume: bool = True,
+    about: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Robustness:
+    """Attack a model on images in [0, 1] (or bytes) and say what the numbers are worth.
+
+    Args:
+        model: From images to logits, in evaluation mode, with its normalization inside; it stays on its device.
+        attacks: Texts such as "pgd(steps=50, restarts=5)", values, or one text with commas.
+        batch_size: None is 256, or on a GPU as many images as have the pixels of 2,000 of CIFAR.
+        source: An undefended model for the attack "transfer" and the check of that name.
+        checks: Whether the masking checks run, on `check_images` images that are classified rightly.
+        path: Where the record goes. What is done goes to a journal beside it; the same call goes on from there, and
+            attacks of a record that is there already are kept and not run again.
+        about: Names and numbers to keep among the conditions.
+        progress: Called with what is done, the batches done and the batches in all.
+    """
+    chosen = parse_all(attacks)
+    check_count("check_images", check_images)
+    with seeded(seed, device_of(model, torch.device("cpu"))):  # where a model draws, the caller's generators stay
+        bench = make_bench(
+            model, inputs, labels,
+            epsilon=epsilon, norm=norm, batch_size=batch_size, seed=seed, source=source, progress=progress,
+        )  # fmt: skip
+        _check_attacks(bench, chosen)
+        identity = identify(bench, model, source) | {"check_images": check_images}
+        conditions = identity | {"epsilon_text": str(epsilon), "versions": versions(), "about": dict(about or {})}
+        return _evaluate(bench, chosen, identity, conditions, checks, None if path is None else Path(path), resume)
+
+
+def _evaluate(
+    bench: Bench,
+    chosen: list[Attack],
+    identity: dict[str, Any],
+    conditions: dict[str, Any],
+    checks: bool,
+    target: Path | None,
+    resume: bool,
+) -> Robustness:
+    previous = _previous(target, identity) if target is not None and resume else None
+    done = {} if previous is None else {entry["attack"]: entry for entry in previous["attacks"]}
+    if previous is not None and bool(previous["checks"]) == checks and all(str(attack) in done for attack in chosen):
+        return Robustness(previous)
+    chosen = [*map(parse, done), *(attack for attack in chosen if str(attack) not in done)]
+    journal = Journal(None if target is None else journal_path(target), identity, resume)
+    bench = replace(bench, journal=journal)
+    clean = bench.clean()
+    entries = [done.get(str(attack)) or _entry(attack, bench.run(attack, clean), bench.epsilon) for attack in chosen]
+    found = masking_checks(bench, clean, identity["check_images"]) if checks else []
+    outcomes = {entry["attack"]: Outcome(from_tree(entry), entry["stages"], entry["seconds"]) for entry in entries}
+    across = requested(float(clean.correct.double().mean()), outcomes, chosen) if checks else None
+    result = Robustness(_record(conditions, clean, entries, [*found, *([across] if across else [])], checks))
+    if target is not None:
+        result.write(target)
+    journal.close()
+    return result
+
+
+def _check_attacks(bench: Bench, chosen: list[Attack]) -> None:
+    """Refuse what an attack lacks (a gradient, a source, an extra, a layer) before any has run."""
+    task = bench.task(torch.zeros(1, dtype=torch.int64))
+    if any(attack.white_box for attack in chosen):
+        gradient(task.model, task.x, lambda logits: cross_entropy(logits, task.y).sum())
+    for attack in chosen:
+        attack.stages(task)
+
+
+def _previous(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
+    """A record that is there already, if it is of this evaluation."""
+    if not path.exists():
+        return None
+    record: dict[str, Any] = read_json(path)
+    check_identity(path, record.get("conditions", {}), identity)
+    return record
+
+
+def _entry(attack: Attack, outcome: Outcome, epsilon: float) -> dict[str, Any]:
+    verdict = outcome.verdict
+    moved = verdict.distance[~verdict.correct & (verdict.distance > 0)]
+    return {
+        "attack": str(attack),
+        "conditions": attack.conditions(epsilon),
+        "white_box": attack.white_box,
+        "accuracy": outcome.accuracy,
+        "stages": outcome.stages,
+        "seconds": round(outcome.seconds, 3),
+        "mean_distance": float(moved.mean()) if len(moved) else None,
+        **to_tree(verdict),
+    }
+
+
+def _record(
+    conditions: dict[str, Any], clean: Verdict, entries: list[dict[str, Any]], checks: list[Any], checked: bool
+) -> dict[str, Any]:
+    standing = torch.stack([clean.correct, *(from_tree(entry).correct for entry in entries)]).all(0)
+    doubts = [check.doubt for check in checks if check.doubt is not None]
+    if not checked:
+        doubts = ["masking checks were switched off, so nothing says whether gradients are masked"]
+    return {
+        "kind": "robustness",
+        "format": FORMAT,
+        "conditions": conditions,
+        "clean": {"accuracy": float(clean.correct.double().mean()), **to_tree(clean)},
+        "attacks": entries,
+        "worst_case": float(standing.double().mean()),
+        "checks": [check.to_dict() for check in checks],
+        "doubts": doubts,
+    }

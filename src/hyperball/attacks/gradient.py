@@ -1,0 +1,175 @@
+"""Gradient attacks as pure functions of tensors: FGSM, FGSM from a random start, PGD, and the TRADES loss.
+
+Goodfellow et al. 2015 (FGSM), Kurakin et al. 2017 (BIM), Madry et al. 2018 (PGD), Wong et al. 2020 (fast), Zhang et al.
+2019 (TRADES). Inputs lie in `bounds`, the range of pixels; a model maps them to logits and holds its own normalization.
+Shapes are static and nothing waits for the device, so every function here can be part of a captured CUDA graph.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from hyperball.attacks.norms import LINF, Norm, find_norm
+
+Model = Callable[[Tensor], Tensor]
+Loss = Callable[[Tensor, Tensor], Tensor]
+Bounds = tuple[float, float]
+PIXELS: Bounds = (0.0, 1.0)
+TRADES_NOISE = 1e-3
+
+
+class NoGradient(ValueError):
+    """A model's logits do not depend differentiably on its input."""
+
+
+def gradient(model: Model, x: Tensor, objective: Callable[[Tensor], Tensor]) -> Tensor:
+    """d objective(model(x)) / dx, and nothing of the parameters' gradients."""
+    with torch.enable_grad():
+        probe = x.detach().requires_grad_()
+        value = objective(model(probe))
+        slope = torch.autograd.grad(value, probe, allow_unused=True)[0] if value.requires_grad else None
+    if slope is None:
+        raise NoGradient(
+            "`model` gives no gradient with respect to its input; white-box attacks need one: use a black-box attack "
+            '("square", "transfer", "noise"), or a model without no_grad, detach or integer operations on the way'
+        )
+    return slope
+
+
+def within(x: Tensor, center: Tensor, epsilon: float, bounds: Bounds = PIXELS, norm: Norm = LINF) -> Tensor:
+    """center + projection(x − center) onto the ball of radius epsilon, cut off at the bounds."""
+    return torch.clamp(center + norm.project(x - center, epsilon), *bounds)
+
+
+def random_start(
+    x: Tensor, epsilon: float, bounds: Bounds = PIXELS, generator: torch.Generator | None = None
+) -> Tensor:
+    """x + U(−epsilon, epsilon), cut off at the bounds."""
+    noise = torch.empty_like(x).uniform_(-epsilon, epsilon, generator=generator)
+    return torch.clamp(x + noise, *bounds)
+
+
+def ascend(
+    model: Model,
+    x: Tensor,
+    objective: Callable[[Tensor], Tensor],
+    epsilon: float,
+    *,
+    step: float,
+    iterations: int,
+    norm: Norm = LINF,
+    start: Tensor | None = None,
+    bounds: Bounds = PIXELS,
+    eot: int = 1,
+) -> Tensor:
+    """x' ← ball(x' + step·direction(∂objective(model(x'))/∂x')), `iterations` times, from `start` or from x.
+
+    `eot` averages the gradient over so many calls of a model that draws random numbers (Athalye et al. 2018). The
+    order of operations is foolbox's, so that results are equal to the bit where the gradients are.
+    """
+    current = (x if start is None else start).detach()
+    for _ in range(iterations):
+        slope = gradient(model, current, objective)
+        for _ in range(eot - 1):
+            slope = slope + gradient(model, current, objective)
+        current = within(current + step * norm.direction(slope), x, epsilon, bounds, norm)
+    return current.detach()
+
+
+def fgsm(
+    model: Model, x: Tensor, y: Tensor, epsilon: float, *, loss: Loss = F.cross_entropy, bounds: Bounds = PIXELS
+) -> Tensor:
+    """x + epsilon·sign(∂loss/∂x), cut off at the bounds."""
+    check_positive(epsilon=epsilon)
+    return ascend(model, x, lambda logits: loss(logits, y), epsilon, step=epsilon, iterations=1, bounds=bounds)
+
+
+def fast_fgsm(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    epsilon: float,
+    *,
+    step: float | None = None,
+    loss: Loss = F.cross_entropy,
+    bounds: Bounds = PIXELS,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """One step of 1.25 epsilon (or `step`) from a random start, back into the box: PGD of one iteration."""
+    step = 1.25 * epsilon if step is None else step
+    return pgd(model, x, y, epsilon, step=step, iterations=1, loss=loss, bounds=bounds, generator=generator)
+
+
+def pgd(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    epsilon: float,
+    *,
+    step: float,
+    iterations: int,
+    start: bool = True,
+    norm: str = "linf",
+    loss: Loss = F.cross_entropy,
+    bounds: Bounds = PIXELS,
+    generator: torch.Generator | None = None,
+) -> Tensor:
+    """x ← ball(x + step·direction(∂loss/∂x)), `iterations` times, from a random point or (start=False) from x.
+
+    The direction is the sign for "linf" and the unit gradient for "l2", which starts from x plus noise of norm epsilon.
+    """
+    check_positive(epsilon=epsilon, step=step, iterations=iterations)
+    kind = find_norm(norm)
+    first = None
+    if start and kind is LINF:
+        first = random_start(x, epsilon, bounds, generator)
+    elif start:
+        noise = torch.empty_like(x).normal_(generator=generator)
+        first = torch.clamp(x + epsilon * kind.direction(noise), *bounds)
+    return ascend(
+        model, x, lambda logits: loss(logits, y), epsilon,
+        step=step, iterations=iterations, norm=kind, start=first, bounds=bounds,
+    )  # fmt: skip
+
+
+def trades_loss(
+    model: Model,
+    x: Tensor,
+    y: Tensor,
+    epsilon: float,
+    *,
+    step: float,
+    iterations: int,
+    beta: float = 6.0,
+    loss: Loss = F.cross_entropy,
+    bounds: Bounds = PIXELS,
+    generator: torch.Generator | None = None,
+) -> tuple[Tensor, Tensor]:
+    """loss(f(x), y) + beta·KL(p(x) ‖ p(x')), x' the point of the box where that divergence is largest; and f(x)."""
+    check_positive(epsilon=epsilon, step=step, iterations=iterations, beta=beta)
+    with torch.no_grad():
+        target = model(x).float().softmax(1)
+        noise = torch.empty_like(x).normal_(generator=generator)
+        start = torch.clamp(x + TRADES_NOISE * noise, *bounds)
+    worst = ascend(
+        model, x, lambda logits: divergence(target, logits), epsilon,
+        step=step, iterations=iterations, start=start, bounds=bounds,
+    )  # fmt: skip
+    logits = model(x)
+    return loss(logits, y) + beta * divergence(logits.float().softmax(1), model(worst)), logits
+
+
+def divergence(p: Tensor, logits: Tensor) -> Tensor:
+    """KL(p ‖ softmax(logits)), the mean over the batch."""
+    return F.kl_div(F.log_softmax(logits.float(), dim=1), p, reduction="batchmean")
+
+
+def check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"`{name}` must be finite and > 0, got {value!r}")

@@ -1,0 +1,152 @@
+"""Results on disk: a journal that an interrupted evaluation goes on from, and records that are whole or not there.
+
+The journal is `<record>.partial.jsonl`: a first line with what identifies the evaluation, then one line for every batch
+of every stage. A last line that was cut off is dropped. When the record is written, the journal goes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from hyperball.attacks.methods.task import Verdict
+
+DIGITS = 6
+
+
+class RecordError(ValueError):
+    """A record or a journal is of another evaluation, or unreadable."""
+
+
+def journal_path(record: Path) -> Path:
+    """Where the journal of a record is."""
+    return record.with_name(f"{record.name}.partial.jsonl")
+
+
+def write_json(path: Path, tree: Any) -> None:
+    """JSON, whole or not at all."""
+    write_text(path, json.dumps(tree, indent=1, allow_nan=False) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
+    """Temporary file, fsync, rename: `path` holds all of it or what it held before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        umask = os.umask(0)
+        os.umask(umask)
+        os.chmod(name, 0o666 & ~umask)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} is not a readable record ({error})") from None
+
+
+def fingerprint(*parts: Any) -> str:
+    """SHA-256 over tensors, modules and texts, in order."""
+    digest = hashlib.sha256()
+    for part in parts:
+        tensors = part.state_dict() if isinstance(part, nn.Module) else {"": part} if isinstance(part, Tensor) else None
+        if tensors is None:
+            digest.update(str(part).encode())
+            continue
+        for name, tensor in tensors.items():
+            digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
+            digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def rounded(values: Tensor) -> list[float | None]:
+    """Six significant digits; null for what is not finite."""
+    return [float(f"{value:.{DIGITS}g}") if math.isfinite(value) else None for value in values.tolist()]
+
+
+def to_tree(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as JSON: a text of 0 and 1, and two lists."""
+    correct = "".join("1" if value else "0" for value in verdict.correct.tolist())
+    return {"correct": correct, "loss": rounded(verdict.loss), "distance": rounded(verdict.distance)}
+
+
+def from_tree(tree: dict[str, Any]) -> Verdict:
+    """The verdict of `to_tree`, with inf for null."""
+    loss, distance = (
+        torch.tensor([math.inf if value is None else value for value in tree[key]], dtype=torch.float32)
+        for key in ("loss", "distance")
+    )
+    return Verdict(torch.tensor([mark == "1" for mark in tree["correct"]], dtype=torch.bool), loss, distance)
+
+
+class Journal:
+    """Verdicts by key, in memory and, where a path is given, on disk at once."""
+
+    def __init__(self, path: Path | None, identity: dict[str, Any], resume: bool = True) -> None:
+        self.path = path
+        self.lines: dict[str, dict[str, Any]] = {}
+        if path is None:
+            return
+        if resume and path.exists():
+            self.lines = read_lines(path, identity)
+        text = "".join(json.dumps(line) + "\n" for line in ({"evaluation": identity}, *self.lines.values()))
+        write_text(path, text)
+
+    def get(self, key: str) -> dict[str, Any] | None:
+        return self.lines.get(key)
+
+    def put(self, key: str, **values: Any) -> dict[str, Any]:
+        """Keep a line, and write it before going on."""
+        line = {"key": key, **values}
+        self.lines[key] = line
+        if self.path is not None:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line, allow_nan=False) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+        return line
+
+    def close(self) -> None:
+        """Remove the file: its lines are in a record."""
+        if self.path is not None:
+            self.path.unlink(missing_ok=True)
+
+
+def read_lines(path: Path, identity: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """The whole lines of a journal, by key, if it is of this evaluation."""
+    lines = []
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            break
+    if not lines:
+        return {}
+    check_identity(path, lines[0].get("evaluation", {}), identity)
+    return {line["key"]: line for line in lines[1:]}
+
+
+def check_identity(path: Path, held: dict[str, Any], asked: dict[str, Any]) -> None:
+    """Refuse to mix two evaluations in one file."""
+    for key, value in asked.items():
+        if held.get(key) != value:
+            raise RecordError(
+                f"{path} is of another evaluation: `{key}` is {held.get(key)!r} there and {value!r} here; "
+                "write elsewhere, or pass resume=False to begin anew"
+            )

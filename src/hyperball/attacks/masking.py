@@ -1,0 +1,324 @@
+"""Signs of masked gradients (Athalye et al. 2018, Carlini et al. 2019): every check that fails gives a doubt, in words.
+
+Checks run on a sample of the images that are classified rightly. One attack counts as stronger than another where it
+breaks more images than the other by 1 % of the sample and by two standard deviations of that difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyperball.attacks.bench import Bench, Outcome
+from hyperball.attacks.gradient import PIXELS, NoGradient, gradient
+from hyperball.attacks.methods.auto import APGD, DLR_CLASSES, MissingExtra, pyautoattack
+from hyperball.attacks.methods.black_box import Noise, Square, Transfer
+from hyperball.attacks.methods.task import Attack, Verdict, cross_entropy, margin
+from hyperball.attacks.methods.white_box import BIM, FGSM, PGD, Surrogate
+from hyperball.attacks.surrogate import KINDS, declarative_layers
+
+STEPS = 20
+RESTARTS = 5
+QUERIES = 500
+DRAWS = 10
+TOLERANCE = 0.01
+RESTART_GAIN = 0.1
+SQUARE_SHARE = 0.02
+ZERO_SHARE = 0.01
+RANDOM_SHARE = 0.1
+SAME = 1e-4  # of the largest logit: what rounding may change between two calls
+JOINT = 1e-2  # and what another batch size may, by TF32
+SURFACE = (1 / 8, 1 / 4, 1 / 2, 1.0)
+SURFACE_WORDS = 1 << 22
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check: whether all is well, its numbers, and the doubt in words where it is not."""
+
+    name: str
+    numbers: dict[str, Any] = field(default_factory=dict)
+    doubt: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        return asdict(self) | {"passed": self.doubt is None}
+
+
+class Battery:
+    """Attacks on the sample, each run once."""
+
+    def __init__(self, bench: Bench, clean: Verdict, images: int) -> None:
+        right = clean.correct.nonzero()[:, 0]
+        spread = torch.linspace(0, max(len(right) - 1, 0), min(images, len(right))).round().long()
+        self.bench, self.clean, self.index = bench, clean, right[spread]
+        self.held: dict[tuple[str, float], Outcome] = {}
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def run(self, attack: Attack, epsilon: float | None = None) -> Outcome:
+        bench = self.bench if epsilon is None else self.bench.at(epsilon)
+        key = (str(attack), bench.epsilon)
+        if key not in self.held:
+            self.held[key] = bench.run(attack, self.clean, self.index)
+        return self.held[key]
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def stronger(a: Verdict, b: Verdict) -> bool:
+    """Whether attack a breaks markedly more images than b."""
+    only_a = int((~a.correct & b.correct).sum())
+    only_b = int((a.correct & ~b.correct).sum())
+    return only_a - only_b > max(TOLERANCE * len(a.correct), 2 * math.sqrt(only_a + only_b))
+
+
+def ladder(bench: Bench) -> list[float]:
+    """epsilon, 4 epsilon, 16 epsilon, …, and the distance at which every image is within reach."""
+    reach, steps = bench.norm.reach(bench.inputs.shape[1:]), []
+    epsilon = bench.epsilon
+    while 0 < epsilon < reach:
+        steps.append(epsilon)
+        epsilon *= 4
+    return [*steps, reach]
+
+
+def growth(battery: Battery) -> Check:
+    """Accuracy falls to chance or below as epsilon grows, from the image itself: a random start would do that alone."""
+    budgets = ladder(battery.bench)
+    shares = [battery.run(BIM(steps=STEPS), epsilon).accuracy for epsilon in budgets]
+    chance = 1 / battery.bench.classes
+    allowed = chance + max(TOLERANCE, 2 * math.sqrt(chance * (1 - chance) / len(battery)))
+    numbers = {"epsilon": budgets, "accuracy": shares, "chance": chance}
+    doubt = None
+    if shares[-1] > allowed:
+        doubt = (
+            f"BIM-{STEPS} leaves {percent(shares[-1])} of {len(battery)} images right at epsilon {budgets[-1]:.3g}, "
+            f"where any image may become any other; it should be at most chance, {percent(chance)}"
+        )
+    return Check("accuracy falls to chance as epsilon grows", numbers, doubt)
+
+
+def iterative(battery: Battery) -> Check:
+    """Many steps are at least as strong as one."""
+    one, many = battery.run(FGSM()), battery.run(PGD(steps=STEPS))
+    numbers = {"fgsm": one.accuracy, "pgd": many.accuracy}
+    doubt = None
+    if stronger(one.verdict, many.verdict):
+        doubt = (
+            f"FGSM leaves {percent(one.accuracy)} of {len(battery)} images right and PGD-{STEPS} "
+            f"{percent(many.accuracy)}: many steps should be at least as strong as one"
+        )
+    return Check("iterative attacks are at least as strong as a single step", numbers, doubt)
+
+
+def black_box(battery: Battery) -> Check:
+    """Gradients are at least as strong as chance and queries."""
+    white = battery.run(PGD(steps=STEPS, restarts=RESTARTS))
+    others: list[Attack] = [Noise(k=DRAWS), Square(queries=QUERIES)]
+    found = {str(attack): battery.run(attack) for attack in others}
+    numbers = {"pgd": white.accuracy} | {name: outcome.accuracy for name, outcome in found.items()}
+    worst = min(found, key=lambda name: found[name].accuracy)
+    doubt = None
+    if stronger(found[worst].verdict, white.verdict):
+        doubt = (
+            f"{worst}, which sees no gradient, leaves {percent(found[worst].accuracy)} of {len(battery)} images right "
+            f"and PGD-{STEPS} with {RESTARTS} restarts {percent(white.accuracy)}: white box should not be weaker"
+        )
+    return Check("white box is at least as strong as black box", numbers, doubt)
+
+
+def restarts(battery: Battery) -> Check:
+    """Further random starts gain little."""
+    outcome = battery.run(PGD(steps=STEPS, restarts=RESTARTS))
+    shares = [stage["accuracy"] for stage in outcome.stages]
+    gain = shares[0] - shares[-1]
+    doubt = None
+    if gain > RESTART_GAIN:
+        doubt = (
+            f"{RESTARTS} random starts of PGD-{STEPS} leave {percent(shares[-1])} of {len(battery)} images right where "
+            f"one leaves {percent(shares[0])}: a loss on which the start matters so much hides its maxima"
+        )
+    return Check("restarts gain little", {"accuracy": shares, "gain": gain}, doubt)
+
+
+def square_against_apgd(battery: Battery) -> Check:
+    """Square breaks hardly any image that APGD, on either of its losses, does not."""
+    try:
+        pyautoattack()
+        rivals: list[Attack] = [APGD(), *([APGD(loss="dlr")] if battery.bench.classes >= DLR_CLASSES else [])]
+    except MissingExtra:
+        rivals = [PGD(steps=STEPS, restarts=RESTARTS), PGD(steps=STEPS, loss="margin")]
+    square = battery.run(Square(queries=QUERIES))
+    standing = torch.stack([battery.run(rival).verdict.correct for rival in rivals]).all(0)
+    alone = int((~square.verdict.correct & standing).sum())
+    name = rivals[0].name
+    numbers = {name: float(standing.double().mean()), "square": square.accuracy, "broken_by_square_alone": alone}
+    doubt = None
+    if alone > max(1, SQUARE_SHARE * len(battery)):
+        doubt = (
+            f"Square with {QUERIES} queries breaks {alone} of {len(battery)} images that {name.upper()} does not: "
+            "gradients miss what random search finds"
+        )
+    return Check("Square breaks nothing that APGD does not", numbers, doubt)
+
+
+def slopes(battery: Battery) -> Iterator[tuple[Tensor, Any]]:
+    """(gradient, task) of every batch of the sample."""
+    for part in battery.index.split(battery.bench.batch_size):
+        task = battery.bench.task(part)
+        yield gradient(task.model, task.x, lambda logits, y=task.y: cross_entropy(logits, y).sum()), task  # type: ignore[misc]
+
+
+def gradients(battery: Battery) -> Check:
+    """Gradients are there and finite."""
+    zero = broken = 0
+    for slope, _ in slopes(battery):
+        flat = slope.flatten(1)
+        sound = flat.isfinite().all(1)
+        broken += int((~sound).sum())
+        zero += int((sound & (flat == 0).all(1)).sum())
+    count = len(battery)
+    numbers = {"zero": zero / count, "non_finite": broken / count}
+    parts = []
+    if zero / count > ZERO_SHARE:
+        parts.append(f"{percent(zero / count)} have a gradient of exactly zero")
+    if broken:
+        parts.append(f"{percent(broken / count)} have a gradient that is not finite")
+    doubt = (
+        f"of {count} images {' and '.join(parts)}: gradient attacks cannot move them as they should" if parts else None
+    )
+    return Check("gradients are finite and not zero", numbers, doubt)
+
+
+@torch.no_grad()
+def surface(battery: Battery) -> Check:
+    """The margin grows faster along the gradient than along random directions."""
+    along, aside, beaten = torch.zeros(len(SURFACE)), torch.zeros(len(SURFACE)), 0
+    for slope, task in slopes(battery):
+        directions = task.norm.direction(slope), task.norm.corner(task.draw(SURFACE_WORDS), task.x)
+        rise = [[_rise(task, share, direction) for share in SURFACE] for direction in directions]
+        along += torch.stack([gain.sum().cpu() for gain in rise[0]])
+        aside += torch.stack([gain.sum().cpu() for gain in rise[1]])
+        beaten += int((rise[1][2] > rise[0][2] + 1e-6).sum())
+    count = len(battery)
+    numbers = {
+        "share_of_epsilon": list(SURFACE), "margin_along_gradient": (along / count).tolist(),
+        "margin_along_random": (aside / count).tolist(), "random_beats_gradient": beaten / count,
+    }  # fmt: skip
+    doubt = None
+    if beaten / count > RANDOM_SHARE:
+        doubt = (
+            f"for {percent(beaten / count)} of {count} images half the budget in a random direction harms more than "
+            f"along the gradient (mean margins {aside[2] / count:+.3g} and {along[2] / count:+.3g}): it points nowhere"
+        )
+    return Check("the gradient points uphill", numbers, doubt)
+
+
+def _rise(task: Any, share: float, direction: Tensor) -> Tensor:
+    point = torch.clamp(task.x + share * task.epsilon * direction, *PIXELS)
+    return (margin(task.model(point), task.y) - margin(task.model(task.x), task.y)).float()
+
+
+def transfer(battery: Battery) -> Check | None:
+    """Images made on an undefended copy harm no more than those made on the model."""
+    if battery.bench.source is None:
+        return None
+    own, foreign = battery.run(PGD(steps=STEPS)), battery.run(Transfer())
+    doubt = None
+    if stronger(foreign.verdict, own.verdict):
+        doubt = (
+            f"images made on the source model leave {percent(foreign.accuracy)} of {len(battery)} right and those made "
+            f"on the model itself {percent(own.accuracy)}: transfer should not be stronger than white box"
+        )
+    return Check(
+        "white box is at least as strong as transfer", {"pgd": own.accuracy, "transfer": foreign.accuracy}, doubt
+    )
+
+
+def declarative(battery: Battery) -> Check | None:
+    """Surrogate gradients of declarative layers find no more than their own."""
+    layers = declarative_layers(battery.bench.model)
+    if not layers:
+        return None
+    own = battery.run(PGD(steps=STEPS))
+    found = {kind: battery.run(Surrogate(kind=kind, steps=STEPS)) for kind in KINDS}
+    kind = min(found, key=lambda name: found[name].accuracy)
+    numbers = {"layers": len(layers), "pgd": own.accuracy} | {name: item.accuracy for name, item in found.items()}
+    doubt = None
+    if stronger(found[kind].verdict, own.verdict):
+        doubt = (
+            f"PGD-{STEPS} through {kind} surrogates of {len(layers)} declarative layers leaves "
+            f"{percent(found[kind].accuracy)} of {len(battery)} images right and through their own gradients "
+            f"{percent(own.accuracy)}: the inner problem hides gradients"
+        )
+    return Check("surrogates of declarative layers find no more", numbers, doubt)
+
+
+@torch.no_grad()
+def function(battery: Battery) -> Check:
+    """The model is a function of one image, and gives logits."""
+    task = battery.bench.task(battery.index[: battery.bench.batch_size])
+    first, second = task.model(task.x).float(), task.model(task.x).float()
+    alone = torch.cat([task.model(task.x[:1]), task.model(task.x[-1:])]).float()
+    scale = float(first.abs().amax().clamp(min=1e-12))
+    random = float((first - second).abs().amax()) / scale
+    joint = float((alone - first[[0, -1]]).abs().amax()) / scale
+    chances = bool(((first >= 0).all() & ((first.sum(1) - 1).abs() < SAME).all()).item())
+    parts = []
+    if random > SAME:
+        parts.append(f"two calls differ by {percent(random)} of the largest logit, so attacks need eot > 1")
+    elif joint > JOINT:
+        parts.append(f"logits of an image change by {percent(joint)} with the rest of its batch")
+    if chances:
+        parts.append("outputs are probabilities, whose logarithm the loss takes once more")
+    numbers = {"random": random, "batch": joint, "probabilities": chances}
+    return Check("the model is a fixed function to logits", numbers, "; ".join(parts) or None)
+
+
+def requested(clean: float, outcomes: dict[str, Outcome], attacks: list[Attack]) -> Check | None:
+    """Among the attacks asked for, none without gradients is stronger than all with them."""
+    white = {str(a): outcomes[str(a)] for a in attacks if a.white_box}
+    black = {str(a): outcomes[str(a)] for a in attacks if not a.white_box}
+    if not white or not black:
+        return None
+    best = min(white, key=lambda name: white[name].accuracy)
+    rival = min(black, key=lambda name: black[name].accuracy)
+    numbers = {"clean": clean, best: white[best].accuracy, rival: black[rival].accuracy}
+    doubt = None
+    if stronger(black[rival].verdict, white[best].verdict):
+        doubt = (
+            f"on all images {rival} gives {percent(black[rival].accuracy)} and {best}, the strongest attack by "
+            f"gradients, {percent(white[best].accuracy)}: black box should not be stronger"
+        )
+    return Check("no black box attack asked for is the strongest", numbers, doubt)
+
+
+GRADIENT_CHECKS: tuple[Callable[[Battery], Check | None], ...] = (
+    gradients, surface, growth, iterative, restarts, black_box, square_against_apgd, transfer, declarative,
+)  # fmt: skip
+
+
+def masking_checks(bench: Bench, clean: Verdict, images: int = 256) -> list[Check]:
+    """Every check on a sample of so many images; a model without gradients gets a doubt instead."""
+    battery = Battery(bench, clean, images)
+    share, chance = float(clean.correct.double().mean()), 1 / bench.classes
+    start = Check("clean accuracy is above chance", {"clean": share, "chance": chance})
+    if share <= chance + TOLERANCE:
+        text = f"clean accuracy is {percent(share)}, no better than chance ({percent(chance)}): attacks show nothing"
+        start = Check(start.name, start.numbers, text)
+    if not len(battery) or bench.epsilon == 0:
+        return [start]
+    try:
+        found = [check(battery) for check in GRADIENT_CHECKS]
+    except NoGradient:
+        text = "the model has no gradient with respect to its input: no white-box attack or check could run"
+        found = [Check("gradients are finite and not zero", {}, text)]
+    return [start, function(battery), *(check for check in found if check is not None)]
