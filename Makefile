@@ -5,6 +5,7 @@ WORKERS ?= 2
 PYTEST_ARGS ?=
 
 BIN    := $(VENV)/bin
+comma  := ,
 DEV    := $(VENV)/.installed-dev
 DEMO   := $(VENV)/.installed-demo
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
@@ -48,8 +49,8 @@ types: $(DEV)  ## check types
 bench: $(DEV)  ## time and memory against torch's own layers
 	$(BIN)/python benchmarks/run.py
 
-demo: $(DEMO)  ## train on scikit-learn's digits and write demo.html
-	$(BIN)/python examples/digits.py --report demo.html
+demo: $(DEMO)  ## train small networks on digits and point clouds and write demo.html
+	$(BIN)/hyperball demo --out demo.html
 
 clean:  ## remove what building, testing and the demo leave behind
 	rm -rf build dist demo.html .pytest_cache .mypy_cache .ruff_cache .hypothesis
@@ -61,6 +62,6 @@ distclean: clean  ## remove the environment too
 $(DEV): pyproject.toml constraints.txt
 	$(call install,-e ".[dev]",$(DEV) $(DEMO))
 
-# The demo needs these two packages alone, and the development environment has them.
+# The demo needs these two extras alone, and the development environment has them.
 $(DEMO): pyproject.toml constraints.txt
-	$(call install,-e . scikit-learn matplotlib,$(DEMO))
+	$(call install,-e ".[train$(comma)report]",$(DEMO))

@@ -1,6 +1,6 @@
 """`make bench`: ratios against references in the same run, one table a kind of layer.
 
-python benchmarks/run.py [decoupled] [pooling] [projection]
+python benchmarks/run.py [decoupled] [pooling] [projection] [inference]
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ SECTIONS = {
     "decoupled": "Decoupled 3×3 convolution, 32×64→64×32×32, channels_last, forward + backward; reference nn.Conv2d",
     "pooling": "Robust pooling forward; ratio: ours / x.mean(-1), then joint LBFGS / ours",
     "projection": "L1 projection forward; reference: sort and prefix sums; ratio reference / ours",
+    "inference": "Converted and frozen ResNet-18 (tanh, cosine), evaluation; reference torchvision's",
 }
 
 

@@ -37,6 +37,7 @@ ORDER = (
     "experiments",
     "report",
     "cli",
+    "__main__",
 )
 LABORATORY = ORDER[ORDER.index("data") :]
 HEAVY = {"triton", "torchvision", "timm", "matplotlib", "scipy"}

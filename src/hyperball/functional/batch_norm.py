@@ -214,8 +214,9 @@ class Normalize(Function):
             product, total = channel_sum(wide * (x.to(m.dtype) - spread(m, x))), channel_sum(wide)
         else:
             variance = torch.full_like(m, 1.0 - UNIT_EPS)
+            saved = (m, torch.ones_like(m))  # CUDA asks for them, and takes 1/sqrt(variance + eps) from here
             g_x, product, total = torch.ops.aten.native_batch_norm_backward(
-                grads[0], x, gain, m, variance, None, None, False, UNIT_EPS, [True, True, True]
+                grads[0], x, gain, m, variance, *saved, False, UNIT_EPS, [True, True, True]
             )
         product = product / d  # before it meets another 1/d: d² may overflow
         return g_x, -gain * total, -gain * product, product, total

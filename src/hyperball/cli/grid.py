@@ -1,0 +1,75 @@
+"""`grid`: every cell of a grid."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from hyperball.cli.parsing import UsageError, parser
+
+if TYPE_CHECKING:
+    from hyperball.experiments.runners import End, Job
+
+INTERRUPTED = 130
+
+
+def grid(given: Sequence[str]) -> int:
+    """`hyperball grid GRID.yaml --jobs N`."""
+    options = parser("grid")
+    options.add_argument("file", metavar="GRID", help="a .yaml or .json file: base, overrides, axes, seeds")
+    options.add_argument("--jobs", type=int, default=1, metavar="N", help="cells at a time (default: 1)")
+    options.add_argument(
+        "--out", metavar="FOLDER", help="where the runs are written (default: runs/ and the file's name)"
+    )
+    options.add_argument("--executor", choices=("local", "ray"), default="local", help="(default: local)")
+    options.add_argument("--address", metavar="URL", help="the Ray cluster (default: RAY_ADDRESS, else a local one)")
+    options.add_argument("--data-root", metavar="FOLDER", help="the folder of the data sets (default: HYPERBALL_DATA)")
+    options.add_argument("--accelerator", default="auto", choices=("auto", "cpu", "cuda"), help="(default: auto)")
+    options.add_argument("--dry-run", action="store_true", help="list the cells and do nothing else")
+    own = options.parse_args(given)
+    if own.jobs < 1:
+        raise UsageError(f"--jobs must be >= 1, got {own.jobs}")
+    from hyperball.experiments.grid import read_grid
+    from hyperball.experiments.runners import Job, run_local, run_ray
+
+    out = Path(own.out) if own.out else Path("runs") / Path(own.file).stem
+    jobs = [Job(cell, out / cell.name, own.data_root, own.accelerator) for cell in read_grid(own.file)]
+    waiting = [job for job in jobs if not job.is_done]
+    print(f"{len(jobs)} cells, {len(jobs) - len(waiting)} done before, in {out}", flush=True)
+    if own.dry_run:
+        print("\n".join(f"{'done' if job.is_done else 'to do':>5}  {job.cell.name}" for job in jobs))
+        return 0
+    signal.signal(signal.SIGTERM, as_interrupt)
+    if own.executor == "ray":
+        ends = run_ray(waiting, own.jobs, speak, own.address)
+    else:
+        ends = run_local(waiting, own.jobs, speak)
+    return conclude(jobs, ends, out)
+
+
+def as_interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def speak(text: str) -> None:
+    print(text, flush=True)
+
+
+def conclude(jobs: Sequence[Job], ends: Sequence[End], out: Path) -> int:
+    """Print the summary and write it; 1 if a cell failed, 130 if the grid was interrupted."""
+    from hyperball.experiments.summary import summarize, table
+    from hyperball.training.files import write_json
+
+    summary = summarize(jobs, ends)
+    write_json(out / "summary.json", summary)
+    print(f"\n{table(summary)}\n\n{summary['done']} of {summary['cells']} cells done; wrote {out / 'summary.json'}")
+    for entry in summary["missing"]:
+        print(f"not done: {entry['cell']}: {entry['reason']}", file=sys.stderr)
+    if any(end.interrupted for end in ends):
+        print("interrupted; the same command goes on", file=sys.stderr)
+        return INTERRUPTED
+    return 1 if summary["missing"] else 0

@@ -1,0 +1,134 @@
+"""`train`, `resume` and `evaluate`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hyperball.cli import recipes
+from hyperball.cli.parsing import parser
+from hyperball.cli.progress import in_epochs, progress
+from hyperball.training import Metrics, Record, read_recipe
+from hyperball.training import evaluate as measure
+from hyperball.training import resume as go_on
+from hyperball.training import train as run
+
+
+def add_place(options: Any, devices: bool = True) -> None:
+    """Options of where a run's data is and what it computes on."""
+    options.add_argument("--data-root", metavar="FOLDER", help="the folder of the data sets (default: HYPERBALL_DATA)")
+    options.add_argument("--accelerator", default="auto", choices=("auto", "cpu", "cuda"), help="(default: auto)")
+    if devices:
+        text = 'processes, each with a device; "all" is every GPU; under torchrun its own (default: auto, which is one)'
+        options.add_argument("--devices", default="auto", metavar="N", help=text)
+
+
+def count(text: str) -> int | str:
+    """The number of `--devices`, which `train` checks."""
+    return int(text) if text.lstrip("-").isdigit() else text
+
+
+def train(given: Sequence[str]) -> int:
+    """`hyperball train [RECIPE] [--FIELD=VALUE …]`."""
+    options = recipes.RecipeParser("train", "[RECIPE] [--out FOLDER] [--FIELD=VALUE ...]")
+    options.add_argument(
+        "recipe",
+        nargs="?",
+        help="a .yaml or .json file, or a name of `hyperball list recipes`; without one, the defaults",
+    )
+    options.add_argument("-o", "--out", metavar="FOLDER", help="where the run is written (default: runs/ and a name)")
+    options.add_argument("--resume", action="store_true", help="go on with the run in that folder, if there is one")
+    options.add_argument("--download", action="store_true", help="bring the official files where they are not there")
+    # jsonargparse rewrites --print_config to --print_config=, which a flag without a value would refuse.
+    text = "print the recipe and do nothing else"
+    options.add_argument("--print_config", "--print-config", nargs="?", const="", metavar="", help=text)
+    add_place(options)
+    options.add_recipe()
+    own, changes = options.read(given)
+    recipe = recipes.build(own["recipe"], changes)
+    if own["print_config"] is not None:
+        print(recipes.as_yaml(recipe), end="")
+        return 0
+    folder = recipes.run_folder(own["out"], own["recipe"], recipe)
+    with progress() as shown:
+        record = run(
+            recipe, folder, resume=own["resume"], data_root=own["data_root"], download=own["download"],
+            accelerator=own["accelerator"], devices=count(own["devices"]), progress=shown,
+        )  # fmt: skip
+    return say(record, folder)
+
+
+def resume(given: Sequence[str]) -> int:
+    """`hyperball resume RUN`."""
+    options = parser("resume")
+    options.add_argument("run", metavar="RUN", help="the folder of the run")
+    add_place(options)
+    own = options.parse_args(given)
+    with progress() as shown:
+        record = go_on(
+            own.run, data_root=own.data_root, accelerator=own.accelerator,
+            devices=count(own.devices), progress=shown,
+        )  # fmt: skip
+    return say(record, Path(own.run))
+
+
+def say(record: Record, folder: Path) -> int:
+    """The result of a run, from the first process alone."""
+    import os
+
+    if os.environ.get("RANK", "0") == "0" and os.environ.get("LOCAL_RANK", "0") == "0":
+        last, timing = record.results["last"], record.timing
+        print(
+            f"{folder}: {percent(last['top1'])} on {last['samples']:,} test samples, loss {last['loss']:.4f}, "
+            f"after {in_epochs(last['epoch'])} in {timing['seconds']:.1f} s"
+        )
+    return 0
+
+
+def percent(share: float) -> str:
+    return f"{100 * share:.2f} %"
+
+
+def evaluate(given: Sequence[str]) -> int:
+    """`hyperball evaluate RUN [--data.FIELD=VALUE …]`."""
+    options = recipes.RecipeParser("evaluate", "RUN [--json] [--data.FIELD=VALUE ...]")
+    options.add_argument("run", metavar="RUN", help="the folder of the run")
+    options.add_argument("--json", action="store_true", help="print JSON")
+    options.add_argument("--last", action="store_true", help="the last weights, not their average, where both exist")
+    add_place(options, devices=False)
+    options.add_recipe("data")
+    own, changes = options.read(given)
+    recipe = read_recipe(own["run"]).override(changes)
+    found = measure(
+        own["run"], data=recipe.data if changes else None, data_root=own["data_root"],
+        accelerator=own["accelerator"], average=not own["last"],
+    )  # fmt: skip
+    print(json.dumps({"run": own["run"], "changes": changes, **found.as_dict()}) if own["json"] else table(found))
+    return 0
+
+
+NAMES = {
+    "samples": "test samples",
+    "top1": "top-1 accuracy",
+    "top5": "top-5 accuracy",
+    "loss": "cross-entropy",
+    "ece": "calibration error",
+    "map_softmax": "mean average precision, softmax",
+    "map_raw": "mean average precision, raw logits",
+    "map6_raw": "the same, first 6 classes",
+}
+
+
+def table(found: Metrics) -> str:
+    """The metrics, one a line."""
+    values = found.as_dict()
+    width = max(map(len, NAMES.values()))
+    lines = []
+    for key, name in NAMES.items():
+        value = values[key]
+        if value is not None:
+            text = f"{value:,}" if key == "samples" else f"{value:.4f}" if key == "loss" else percent(value)
+            lines.append(f"{name:<{width}}  {text:>9}")
+    return "\n".join(lines)

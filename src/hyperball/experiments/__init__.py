@@ -1,0 +1,1 @@
+"""Experiments: recipes by name, grids of them, and the demo."""

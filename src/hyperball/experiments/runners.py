@@ -1,0 +1,169 @@
+"""Runners of a grid: local processes that share a device, or tasks of a Ray cluster."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperball.experiments.cell import train_cell
+from hyperball.experiments.grid import Cell
+from hyperball.training.fields import RecipeError
+from hyperball.training.files import write_json
+from hyperball.training.recipe import Recipe
+from hyperball.training.record import RECIPE, RECORD
+
+LOG = "log.txt"
+PAUSE = 0.05
+INTERRUPTIONS = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A cell and where it is run."""
+
+    cell: Cell
+    folder: Path
+    data_root: str | None = None
+    accelerator: str = "auto"
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the folder holds a finished run of this very recipe; what else it may hold, training refuses."""
+        try:
+            return (self.folder / RECORD).exists() and Recipe.from_file(self.folder / RECIPE) == self.cell.recipe
+        except RecipeError:
+            return False
+
+
+@dataclass(frozen=True)
+class End:
+    """How a job ended: an empty reason is well."""
+
+    job: Job
+    reason: str = ""
+    interrupted: bool = False
+
+
+Say = Callable[[str], object]
+
+
+def run_local(jobs: Sequence[Job], count: int, say: Say) -> list[End]:
+    """Up to `count` processes at a time; a crash ends its cell alone. Ctrl-C lets every cell save itself."""
+    waiting, ends = list(jobs), list[End]()
+    running: list[tuple[Job, subprocess.Popen[bytes]]] = []
+    try:
+        while waiting or running:
+            while waiting and len(running) < count:
+                running.append((waiting[0], start(waiting.pop(0), count)))
+            for job, process in list(running):
+                if process.poll() is not None:
+                    running.remove((job, process))
+                    ends.append(ended(job, process.returncode))
+                    say(told(ends[-1], len(ends), len(jobs)))
+            time.sleep(PAUSE)
+    except KeyboardInterrupt:
+        say("stopping: every cell saves itself first")
+        ends += stop(running)
+        ends += [End(job, "not begun", interrupted=True) for job in waiting]
+    return ends
+
+
+def start(job: Job, count: int) -> subprocess.Popen[bytes]:
+    """A process for a job, in a session of its own so that Ctrl-C reaches it through us alone."""
+    job.folder.mkdir(parents=True, exist_ok=True)
+    recipe = job.folder / "cell.json"
+    write_json(recipe, job.cell.recipe.to_dict())
+    threads = str(max(1, (os.cpu_count() or 1) // count))
+    command = [sys.executable, "-m", "hyperball.experiments.cell", str(recipe), str(job.folder)]
+    with (job.folder / LOG).open("ab") as log:
+        return subprocess.Popen(
+            [*command, job.data_root or "", job.accelerator],
+            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            env={"OMP_NUM_THREADS": threads, **os.environ},
+        )  # fmt: skip
+
+
+def stop(running: Sequence[tuple[Job, subprocess.Popen[bytes]]]) -> list[End]:
+    for _, process in running:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+    return [ended(job, process.wait()) for job, process in running]
+
+
+def ended(job: Job, code: int) -> End:
+    if code == 0 and job.is_done:
+        return End(job)
+    interrupted = code in INTERRUPTIONS
+    name = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    last = last_line(job.folder / LOG)
+    return End(job, f"{last} ({name})" if last else name, interrupted)
+
+
+def last_line(path: Path) -> str:
+    """The last line that says something of a log, at most 300 characters."""
+    try:
+        text = path.read_bytes()[-4000:].decode("utf-8", errors="replace")
+    except OSError:
+        return ""
+    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    return lines[-1][:300] if lines else ""
+
+
+def told(end: End, number: int, total: int) -> str:
+    return f"{number}/{total}  {end.job.cell.name}: {end.reason or 'done'}"
+
+
+def run_ray(jobs: Sequence[Job], count: int | None, say: Say, address: str | None = None) -> list[End]:
+    """Every cell as a task of a Ray cluster: that of `address` or the environment, else a local one of `count` CPUs.
+
+    The folders must be on a disk that all machines of the cluster share.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise ImportError(f"--executor ray needs ray ({error}); pip install 'hyperball[grid]'") from error
+    ours = not ray.is_initialized()
+    if ours:
+        cluster = address or os.environ.get("RAY_ADDRESS")
+        options: dict[str, Any] = (
+            {"address": cluster} if cluster else {"num_cpus": count or 1, "include_dashboard": False}
+        )
+        ray.init(log_to_driver=False, configure_logging=False, **options)
+    try:
+        return list(collect(ray, jobs, count or 1, say))
+    finally:
+        if ours:
+            ray.shutdown()
+
+
+def collect(ray: Any, jobs: Sequence[Job], count: int, say: Say) -> Iterator[End]:
+    # Without a share of a GPU, Ray hides all of them from a task.
+    share = min(1.0, ray.cluster_resources().get("GPU", 0.0) / count)
+    task = ray.remote(num_cpus=1, num_gpus=share, max_retries=0)(run_task)
+    tasks = {task.remote(job): job for job in jobs}
+    for number in range(1, len(jobs) + 1):
+        (done,), _ = ray.wait(list(tasks), num_returns=1)
+        job = tasks.pop(done)
+        try:
+            reason = ray.get(done)
+        except ray.exceptions.RayError as error:
+            reason = f"the worker died ({type(error).__name__})"
+        end = End(job, reason)
+        say(told(end, number, len(jobs)))
+        yield end
+
+
+def run_task(job: Job) -> str:
+    """Train a job in a worker; what goes wrong is returned as a text."""
+    try:
+        train_cell(job.cell.recipe, job.folder, job.data_root, job.accelerator)
+    except Exception as error:
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return ""

@@ -1,0 +1,75 @@
+"""What a grid found: mean ± standard deviation over seeds, as a table and as JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from hyperball.experiments.runners import End, Job
+from hyperball.training.files import FileError
+from hyperball.training.record import Record
+
+METRICS = (("last", "top1"), ("first_epoch", "top1"), ("best", "top1"), ("last", "loss"))
+
+
+def summarize(jobs: Sequence[Job], ends: Sequence[End]) -> dict[str, Any]:
+    """The grid in plain data: one entry a label, and every cell that is not done with its reason."""
+    reasons = {end.job.cell.name: end.reason for end in ends if end.reason}
+    labels: dict[str, list[Record]] = {}
+    missing = []
+    for job in jobs:
+        group = labels.setdefault(job.cell.label or "base", [])
+        try:
+            group.append(Record.read(job.folder))
+        except FileError as error:
+            missing.append({"cell": job.cell.name, "reason": reasons.get(job.cell.name) or str(error)})
+    return {
+        "cells": len(jobs),
+        "done": len(jobs) - len(missing),
+        "missing": missing,
+        "results": [
+            {"label": label, "seeds": [r.recipe["seed"] for r in records], **results(records)}
+            for label, records in labels.items()
+        ],
+    }
+
+
+def results(records: Sequence[Record]) -> dict[str, Any]:
+    """Mean, standard deviation (None for one value) and single values of every metric, and the mean seconds."""
+    found: dict[str, Any] = {}
+    for which, name in METRICS:
+        values = [record.results[which][name] for record in records if record.results.get(which)]
+        found[f"{which}.{name}"] = {
+            "mean": statistics.fmean(values) if values else None,
+            "std": statistics.stdev(values) if len(values) > 1 else None,
+            "values": values,
+        }
+    seconds = [record.timing["seconds"] for record in records]
+    return {**found, "seconds": statistics.fmean(seconds) if seconds else None}
+
+
+def table(summary: dict[str, Any]) -> str:
+    """The summary for a terminal."""
+    head = ("", "seeds", "accuracy, %", "1st epoch, %", "best epoch, %", "loss", "seconds")
+    rows: list[tuple[str, ...]] = [head]
+    for entry in summary["results"]:
+        rows.append((
+            entry["label"], str(len(entry["seeds"])), spread(entry["last.top1"], 100),
+            spread(entry["first_epoch.top1"], 100), spread(entry["best.top1"], 100), spread(entry["last.loss"], 1, 4),
+            "–" if entry["seconds"] is None else f"{entry['seconds']:.1f}",
+        ))  # fmt: skip
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(
+        "  ".join(
+            [row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))]
+        )
+        for row in rows
+    )
+
+
+def spread(found: dict[str, Any], scale: float, digits: int = 2) -> str:
+    if found["mean"] is None:
+        return "–"
+    mean = f"{scale * found['mean']:.{digits}f}"
+    return mean if found["std"] is None else f"{mean} ± {scale * found['std']:.{digits}f}"

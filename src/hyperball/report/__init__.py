@@ -1,0 +1,26 @@
+"""One HTML page about runs, from their records alone; nothing here imports torch."""
+
+from hyperball.report.charts import Chart, Series
+from hyperball.report.demo import DemoRow, demo_page, demo_text
+from hyperball.report.page import Page, Section, render, write_page
+from hyperball.report.records import LeftOut, Run, Runs, read_runs
+from hyperball.report.runs import runs_page
+from hyperball.report.tables import Table
+
+__all__ = [
+    "Chart",
+    "DemoRow",
+    "LeftOut",
+    "Page",
+    "Run",
+    "Runs",
+    "Section",
+    "Series",
+    "Table",
+    "demo_page",
+    "demo_text",
+    "read_runs",
+    "render",
+    "runs_page",
+    "write_page",
+]
