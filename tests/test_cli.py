@@ -188,7 +188,7 @@ def test_list_gives_every_name_with_a_line_about_it(kind, capsys):
 def test_list_without_a_kind_gives_all_of_them(capsys):
     _, text, _ = call(capsys, "list")
     assert [line for line in text.splitlines() if line and not line.startswith(" ")] == [
-        "models", "magnitudes", "angulars", "penalties", "data", "recipes",
+        "models", "magnitudes", "angulars", "penalties", "data", "recipes", "tables",
     ]  # fmt: skip
 
 

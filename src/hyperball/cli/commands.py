@@ -54,6 +54,12 @@ COMMANDS = {
             "grid:grid",
         ),
         Command(
+            "reproduce",
+            "Train the cells of a published table and print them beside the paper's numbers.",
+            "hyperball reproduce dcnet-table3 --scale quick --cells tanh,baseline",
+            "reproduce:reproduce",
+        ),
+        Command(
             "report",
             "Write one HTML page about a folder of runs.",
             "hyperball report runs -o report.html",

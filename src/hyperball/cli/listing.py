@@ -41,6 +41,12 @@ def recipes() -> Rows:
     return [(name, entry.about) for name, entry in RECIPES.items()]
 
 
+def tables() -> Rows:
+    from hyperball.experiments.tables import TABLES
+
+    return [(name, make().title) for name, make in TABLES.items()]
+
+
 KINDS: dict[str, Callable[[], Rows]] = {
     "models": models,
     "magnitudes": lambda: radials("magnitude"),
@@ -48,6 +54,7 @@ KINDS: dict[str, Callable[[], Rows]] = {
     "penalties": lambda: radials("penalty"),
     "data": data_sets,
     "recipes": recipes,
+    "tables": tables,
 }
 
 

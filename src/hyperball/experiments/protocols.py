@@ -1,0 +1,72 @@
+"""The papers' protocols as recipes.
+
+Liu et al., Decoupled Networks (CVPR 2018), with the authors' code where the paper is silent; Du, Adaptive Robust
+Pooling and Projections in Deep Declarative Networks.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hyperball.training.recipe import Recipe
+
+CIFAR_STEPS = 42_500
+CIFAR_MILESTONES = (20_000, 30_000, 37_500)
+ORTHONORMAL = 0.5e-5
+AUTHORS_NORM = {"norm_eps": 1e-3, "norm_momentum": 0.001}
+
+
+def cifar(data: str, model: str, precision: str = "bf16", **operator: Any) -> Recipe:
+    """Adam 1e-3, batch 128, 42,500 steps, divided by 10 at 20,000, 30,000 and 37,500; mirror-padded crops and flips.
+
+    With a `magnitude`, filters are projected every 100 steps and the orthonormal term is added, as the authors do.
+    """
+    decoupled = operator.get("magnitude") is not None
+    options = AUTHORS_NORM if operator.get("norm") != "none" else {}
+    return Recipe.from_dict({
+        "data": {"name": data, "crop": "mirror", "pad": 4, "flip": True},
+        "model": {"name": model, "options": options, **operator},
+        "optimizer": {"name": "adam", "lr": 1e-3, "weight_decay": 5e-4, "decay": "weights+norms"},
+        "schedule": {"name": "step", "unit": "steps", "milestones": CIFAR_MILESTONES},
+        "regularizers": {"label_smoothing": 0.01, "orthogonality": ORTHONORMAL if decoupled else 0.0},
+        "projection": {"every": 100 if decoupled and operator.get("weighting", "none") == "none" else None},
+        "steps": CIFAR_STEPS, "batch_size": 128, "precision": precision,
+    })  # fmt: skip
+
+
+def pointnet(pool: str) -> Recipe:
+    """PointNet without transforms on ModelNet40: SGD 0.9, lr 0.001 halved every 20 of 60 epochs, batch 24."""
+    return Recipe.from_dict({
+        "data": {"name": "modelnet40"},
+        "model": {"name": "pointnet", "pool": pool},
+        "optimizer": {"name": "sgd", "lr": 1e-3, "momentum": 0.9},
+        "schedule": {"name": "step", "every": 20, "gamma": 0.5},
+        "epochs": 60, "batch_size": 24,
+    })  # fmt: skip
+
+
+def projected(data: str, model: str, projection: str | None, **options: Any) -> Recipe:
+    """A projected classifier: SGD 0.9, decay 1e-4, 90 epochs, lr 0.1 divided by 10 every 30, the radius at 0.01."""
+    return Recipe.from_dict({
+        "data": {"name": data, "crop": "zero", "pad": 4, "flip": True},
+        "model": {"name": model, "projection": projection, "options": options},
+        "optimizer": {
+            "name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "decay": "all",
+            "radius_lr": 0.01, "radius_schedule": "constant",
+        },
+        "schedule": {"name": "step", "every": 30},
+        "epochs": 90, "batch_size": 128, "precision": "bf16",
+    })  # fmt: skip
+
+
+def shorter(recipe: Recipe, factor: float, **overrides: Any) -> Recipe:
+    """The schedule compressed by a factor, milestones with it."""
+    marks = recipe.schedule.milestones
+    changes: dict[str, Any] = {"schedule.milestones": [max(1, round(mark * factor)) for mark in marks]} if marks else {}
+    for name in ("steps", "epochs"):
+        total = getattr(recipe, name)
+        if total is not None:
+            changes[name] = max(1, round(total * factor))
+    if recipe.schedule.every is not None:
+        changes["schedule.every"] = recipe.schedule.every * factor
+    return recipe.override({**changes, **overrides})
