@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-import hyperball
+from hyperball._version import __version__
 from hyperball.diagnose import jsonable
 from hyperball.training.files import FileError, read_tree, write_bytes, write_json
 from hyperball.training.recipe import Recipe
@@ -73,7 +73,7 @@ def environment(device: torch.device, world_size: int) -> dict[str, Any]:
 
 
 def versions() -> dict[str, str]:
-    found = {"hyperball": hyperball.__version__}
+    found = {"hyperball": __version__}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)
