@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import hyperball as hb
+from hyperball.kernels import pooling_native as native
 
 
 def test_a_layer_is_explained_with_its_operator_radius_and_kernel():
@@ -42,6 +43,30 @@ def test_a_call_is_explained_without_running_it():
     explanation = hb.explain(hb.functional.decoupled_conv2d, x, w, magnitude="log", angular="linear")
     assert "α·log(1+n)" in explanation["operator"]
     assert "hand-written" in explanation["kernel"]
+
+
+def test_a_pool_says_which_kernel_runs_and_why(monkeypatch):
+    monkeypatch.setattr(native, "library", lambda dtype: native.Library(lambda job: 0, "pooling.c compiled by cc"))
+    explanation = hb.explain(hb.nn.RobustPool2d(None))
+    assert "argmin" in explanation["problem"]
+    assert "Newton" in explanation["solver"]
+    assert explanation["kernel"] == "native, float32: pooling.c compiled by cc"
+    assert "eager" in hb.explain(hb.nn.RobustPool2d(penalty="barron(shape=0.5)"))["kernel"]
+    assert "on meta" in hb.explain(hb.nn.RobustPool2d(penalty="huber(learn_c=True)", device="meta"))["kernel"]
+    model = nn.Sequential(hb.nn.DecoupledConv2d(3, 4, 3), hb.nn.RobustPool2d(3))
+    assert hb.explain(model)["1"] == explanation["kernel"]
+    monkeypatch.setattr(native, "library", lambda dtype: native.Library(None, "no C compiler found"))
+    assert hb.explain(hb.nn.RobustPool2d(None))["kernel"] == "eager, float32: no C compiler found"
+
+
+def test_a_call_of_a_pool_is_explained_without_running_it():
+    x = torch.empty(0, 3, dtype=torch.float64)
+    explanation = hb.explain(hb.functional.robust_pool, x, penalty="truncated_quadratic")
+    assert "min(z², c²)" in explanation["problem"]
+    assert "float64" in explanation["kernel"]
+    assert "eager" in hb.explain(hb.functional.robust_pool_vectors)["kernel"]
+    with pytest.raises(ValueError, match="huber"):
+        hb.explain(hb.functional.robust_pool, x, penalty="hubert")
 
 
 def test_what_cannot_be_explained_is_refused():

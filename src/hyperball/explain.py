@@ -12,10 +12,15 @@ from torch import Tensor, nn
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
 from hyperball.functional import decoupled as functions
+from hyperball.functional import pooling as pools
 from hyperball.functional.decoupled import needs_norm
-from hyperball.kernels import epilogue
-from hyperball.nn.decoupled import Decoupled
+from hyperball.functional.pooling_checks import single_penalty
+from hyperball.kernels import dispatch, epilogue
+from hyperball.kernels.pooling import explain_pooling, solver_of
+from hyperball.nn.decoupled import Decoupled, DecoupledConvTransposeNd
+from hyperball.nn.fused import DecoupledConvBNAct
 from hyperball.nn.learned import LearnedValue
+from hyperball.nn.pooling import RobustPool
 from hyperball.rows import AnyValue, Value
 
 
@@ -43,8 +48,12 @@ def explain(module_or_call: nn.Module | Callable[..., Tensor], *arguments: Any, 
     """
     if isinstance(module_or_call, Decoupled):
         return _of_layer(module_or_call)
+    if isinstance(module_or_call, RobustPool):
+        return _of_pool(module_or_call)
     if isinstance(module_or_call, nn.Module):
         return _of_model(module_or_call)
+    if callable(module_or_call) and module_or_call in POOLS:
+        return _of_pool_call(module_or_call, arguments, keywords)
     if callable(module_or_call) and getattr(functions, getattr(module_or_call, "__name__", ""), None) is module_or_call:
         bound = inspect.signature(module_or_call).bind_partial(*arguments, **keywords)
         bound.apply_defaults()
@@ -53,7 +62,7 @@ def explain(module_or_call: nn.Module | Callable[..., Tensor], *arguments: Any, 
             raise ValueError(f"give the `magnitude` of the call to {module_or_call.__name__}, as in the call itself")
         magnitude, angular = radial_table.parse(given["magnitude"]), angular_table.parse(given["angular"])
         functions.check_weighting(given["weighting"], magnitude)
-        lines = _operator_lines(magnitude, angular, given["weighting"])
+        lines = _operator_lines(magnitude, angular, given["weighting"], _facts_of_call(module_or_call, given))
         return Explanation(f"hyperball.functional.{module_or_call.__name__}", tuple(lines))
     raise TypeError(
         f"`module_or_call` must be a hyperball layer, a model or a hyperball function, got {module_or_call!r}"
@@ -63,10 +72,61 @@ def explain(module_or_call: nn.Module | Callable[..., Tensor], *arguments: Any, 
 def _of_layer(layer: Decoupled) -> Explanation:
     magnitude, angular = layer.magnitude.value, layer.angular.value
     assert isinstance(angular, Value)
-    lines = _operator_lines(magnitude, angular, layer.weighting)
+    lines = _operator_lines(magnitude, angular, layer.weighting, _facts_of_layer(layer))
     if layer.radius is not None:
         lines.insert(1, ("radius", _radius_text(layer)))
     return Explanation(repr(layer), tuple(lines))
+
+
+POOLS = (
+    pools.robust_pool,
+    pools.robust_pool1d,
+    pools.robust_pool2d,
+    pools.robust_pool_vectors,
+    pools.segment_robust_pool,
+)
+
+
+def _of_pool(layer: RobustPool) -> Explanation:
+    """A pooling layer; where its penalty has no tensors, as it treats a float32 tensor on the CPU."""
+    value = layer.penalty()
+    device = next((tensor.device for tensor in (*layer.parameters(), *layer.buffers())), "cpu")
+    where = "all positions" if layer.kernel_size is None else "the samples of each window"
+    return Explanation(
+        repr(layer),
+        (
+            ("problem", f"y = argmin_u Σ φ(u − x) over {where}, φ(z) = {value.row.formula}"),
+            ("solver", solver_of(value)),
+            ("kernel", explain_pooling(value, device)),
+        ),
+    )
+
+
+def _of_pool_call(function: Callable[..., Any], arguments: tuple[Any, ...], keywords: dict[str, Any]) -> Explanation:
+    bound = inspect.signature(function).bind_partial(*arguments, **keywords)
+    bound.apply_defaults()
+    value, x = single_penalty(bound.arguments["penalty"]), bound.arguments.get("x")
+    place = (x.device, x.dtype) if isinstance(x, Tensor) else ()
+    kernel = explain_pooling(value, *place)
+    if function is pools.robust_pool_vectors:
+        kernel = "eager: sets of vectors are solved by Newton and IRLS steps in torch's own operators"
+    lines = (("problem", f"y = argmin_u Σ φ(u − x), φ(z) = {value.row.formula}"), ("kernel", kernel))
+    return Explanation(f"hyperball.functional.{function.__name__}", lines)
+
+
+def _facts_of_layer(layer: Decoupled) -> dispatch.Facts:
+    """What the choice of a kernel depends on, for an input on the device and in the dtype of the weight."""
+    weight = layer.weight.detach()
+    transposed = isinstance(layer, DecoupledConvTransposeNd)
+    return dispatch.facts_of(weight, weight, layer.magnitude.channels, getattr(layer, "groups", 1), transposed)
+
+
+def _facts_of_call(function: Callable[..., Any], given: dict[str, Any]) -> dispatch.Facts | None:
+    x, weight = given.get("input"), given.get("weight")
+    if not isinstance(x, Tensor) or not isinstance(weight, Tensor):
+        return None
+    transposed, groups = "transpose" in function.__name__, given.get("groups", 1)
+    return dispatch.facts_of(x, weight, weight.shape[1] * groups if transposed else weight.shape[0], groups, transposed)
 
 
 def _radius_text(layer: Decoupled) -> str:
@@ -89,6 +149,10 @@ def _of_model(model: nn.Module) -> Explanation:
     for name, module in model.named_modules():
         if isinstance(module, Decoupled):
             lines.append((name, _of_layer(module)["kernel"]))
+        elif isinstance(module, RobustPool):
+            lines.append((name, _of_pool(module)["kernel"]))
+        elif isinstance(module, DecoupledConvBNAct):
+            lines.append((name or "module", f"fused block: {module.explained()}"))
         elif type(module).__module__.startswith("hyperball.nn") and not isinstance(module, LearnedValue):
             lines.append((name or "module", f"eager: {module!r}"))
     if not lines:
@@ -96,19 +160,27 @@ def _of_model(model: nn.Module) -> Explanation:
     return Explanation(type(model).__name__, tuple(lines))
 
 
-def _operator_lines(magnitude: AnyValue, angular: Value, weighting: str) -> list[tuple[str, str]]:
+def _operator_lines(
+    magnitude: AnyValue, angular: Value, weighting: str, facts: dispatch.Facts | None = None
+) -> list[tuple[str, str]]:
     formula = " + ".join(term.row.formula for term in magnitude.terms)
     return [
         ("operator", f"f = h(n)·g(c) with h = {formula}, g = {angular.row.formula}; weighting {weighting}"),
-        ("kernel", kernel_of(magnitude, angular, weighting)),
+        ("kernel", kernel_of(magnitude, angular, weighting, facts)),
     ]
 
 
-def kernel_of(magnitude: AnyValue, angular: Value, weighting: str) -> str:
-    """Which kernel runs an operator, and why: a pure function of the operator."""
+def kernel_of(magnitude: AnyValue, angular: Value, weighting: str, facts: dispatch.Facts | None = None) -> str:
+    """Which kernel runs an operator, and why: a pure function of the operator and of facts about its tensors."""
     composed = [term.name for term in (*magnitude.terms, angular) if term.row.composed]
     if epilogue.is_composed(magnitude, angular):
         return f"eager, autograd's backward: {', '.join(composed)} is user-defined and gives no derivatives of its own"
     if not needs_norm(magnitude, angular, weighting):
         return "torch's own layer: a linear magnitude with cosine needs no patch norm"
-    return "eager, hand-written backward: keeps y and one norm per group and position beside the input"
+    kept = "keeps y and one norm per group and position beside the input"
+    if facts is None or facts.device != "cuda":
+        return f"eager, hand-written backward: {kept}"
+    choice = dispatch.choose(magnitude, angular, weighting, facts)
+    if choice.kernel == "triton":
+        return f"{choice}: {kept}"
+    return f"eager ({choice.reason}), hand-written backward: {kept}"

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
-from hyperball.kernels import epilogue
+from hyperball.kernels import dispatch, epilogue
 from hyperball.kernels.norms import cast, norm, patch_norm, unit_filters
 from hyperball.kernels.window import Window
 from hyperball.rows import AnyValue, Value, map_scalars
@@ -103,6 +103,12 @@ def convolve_with(
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, operator: Operator) -> Tensor:
     """The decoupled convolution of x [batch, channels, *spatial]."""
+    if runs_on_triton(x, weight, operator, window.groups, window.transposed):
+        from hyperball.kernels.triton import layer
+
+        x, window = with_even_padding(as_convolved(x), window)
+        out = layer.convolve(x, weight, window, operator)
+        return _add_bias(out, None if bias is None else bias.reshape(-1, *(1,) * window.dims))
 
     def filters_for(magnitude: AnyValue) -> Filters:
         if not window.transposed:
@@ -124,7 +130,25 @@ def linear_with(
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None, operator: Operator) -> Tensor:
     """The decoupled linear map of x [..., features]."""
+    if runs_on_triton(x, weight, operator):
+        from hyperball.kernels.triton import layer
+
+        out = layer.linear(as_convolved(x).reshape(-1, x.shape[-1]), weight, operator)
+        return _add_bias(out.reshape(*x.shape[:-1], out.shape[-1]), bias)
     return linear_with(x, bias, operator, lambda magnitude: prepare(weight, operator, magnitude))
+
+
+def chosen(x: Tensor, weight: Tensor, operator: Operator, groups: int = 1, transposed: bool = False) -> dispatch.Choice:
+    """The kernel that runs an operator that needs norms on these tensors, and why."""
+    outputs = weight.shape[1] * groups if transposed else weight.shape[0]
+    facts = dispatch.facts_of(x, weight, outputs, groups, transposed)
+    magnitude = getattr(operator.magnitude, "value", None) or operator.magnitude(None)
+    return dispatch.choose(magnitude, operator.angular, operator.weighting, facts)
+
+
+def runs_on_triton(x: Tensor, weight: Tensor, operator: Operator, groups: int = 1, transposed: bool = False) -> bool:
+    on_gpu = operator.needs_norm and x.device.type in dispatch.DEVICES
+    return on_gpu and chosen(as_convolved(x), weight, operator, groups, transposed).kernel == "triton"
 
 
 def swap_channels(weight: Tensor, groups: int) -> Tensor:

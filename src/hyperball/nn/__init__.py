@@ -12,6 +12,8 @@ from hyperball.nn.decoupled import (
     DecoupledLinear,
     NormalizedLinear,
 )
+from hyperball.nn.fused import DecoupledConvBNAct
+from hyperball.nn.pooling import RobustPool1d, RobustPool2d
 from hyperball.nn.projection import Projection
 
 __all__ = [
@@ -19,6 +21,7 @@ __all__ = [
     "DecoupledConv1d",
     "DecoupledConv2d",
     "DecoupledConv3d",
+    "DecoupledConvBNAct",
     "DecoupledConvTranspose1d",
     "DecoupledConvTranspose2d",
     "DecoupledConvTranspose3d",
@@ -27,4 +30,6 @@ __all__ = [
     "Projection",
     "RobustBatchNorm1d",
     "RobustBatchNorm2d",
+    "RobustPool1d",
+    "RobustPool2d",
 ]

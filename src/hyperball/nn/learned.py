@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperball.kernels.norms import mean_length
+from hyperball.kernels.relative import Relative
 from hyperball.rows import AnyValue, Row, Sum, Value, fill, map_scalars, require_positive
 
 FLOOR = 1e-4  # a relative radius is (ratio² + FLOOR) mean norms
@@ -133,6 +134,17 @@ class LearnedValue(nn.Module):
             return term.parameters[key]
         present = _raw_and_map(term.row, key)[1](getattr(self, name))
         return tuple(present.unbind(0)) if isinstance(term.row.parameters[key], tuple) else present
+
+    def unresolved(self) -> tuple[AnyValue, Relative | None]:
+        """The value of one term with a relative radius left open (at 1), and that radius, for a kernel to resolve."""
+        if not self.is_relative or len(self.value.terms) > 1:
+            return self(), None
+        term = self.value.terms[0]
+        present = {key: 1.0 if key == "rho" else self._present(0, term, key, None) for key in term.parameters}
+        name = self._stored.get((0, "rho"))
+        ratio: Any = term.parameters["rho"] if name is None else getattr(self, name)
+        relative = Relative(ratio, self.running_length, self.batches, self.training, self.eps, self._track)
+        return Value(term.row, present, term.options), relative
 
     def _unit(self, norm: Tensor | None) -> Tensor:
         if not self.training or norm is None:

@@ -1,0 +1,185 @@
+"""torch.library operators of a fused block: decoupled convolution, BatchNorm, activation, and a residual before it.
+
+The block takes the lengths r = ‖x‖ of its input's rows and returns those of its output, so that a chain of blocks
+never reads an activation for its norm alone. Lengths are outputs like any other: the gradient that reaches an
+activation through the next block's norms comes back as theirs, and x' + x'·dr/r is formed where x' is read anyway.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyperball.kernels.triton import twin
+from hyperball.kernels.triton.code import read
+from hyperball.kernels.triton.ops import (
+    Parameters,
+    convolution_backward,
+    dense,
+    epilogue_backward,
+    fake_gradients,
+    fake_response,
+    memory_format,
+    operands,
+    parameter_gradients,
+    respond,
+)
+
+
+@torch.library.custom_op("hyperball::decoupled_block", mutates_args=())
+def decoupled_block(
+    x: Tensor, weight: Tensor, alpha: Tensor | None, beta: Tensor | None, rho: Tensor | None, shape: Tensor | None,
+    bend: Tensor | None, factor: Tensor | None, stretch: Tensor | None, slopes: Tensor | None, turns: Tensor | None,
+    lengths: Tensor | None, gamma: Tensor | None, shift: Tensor | None, leak: Tensor | None, residual: Tensor | None,
+    running: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, code: str, activation: str,
+    norm_eps: float, carry: bool, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """x' and its rows' lengths; then y, n, filters, m, p, (unit, lift) and BatchNorm's stats for the backward.
+
+    Running statistics, where given, are used in place of the batch's.
+    """
+    from hyperball.kernels.triton import launch
+
+    parameters = [alpha, beta, rho, shape, bend, factor, stretch, slopes, turns]
+    made = respond(dense(x), lengths, weight, parameters, running, read(code), stride, padding, dilation, groups)
+    y, n, _, _, p, scalars = made
+    o = operands(y, n, p, scalars, parameters, read(code), groups)
+    kept = None if running_mean is None or running_var is None else (running_mean, running_var)
+    stats = launch.batch_statistics(o, gamma, shift, norm_eps, kept)
+    held = None if residual is None else dense(residual)
+    out, r = launch.forward(o, launch.Block(stats, activation, leak, held, carry and groups == 1))
+    if carry and groups > 1:
+        r = launch.lengths(out, o.rows, 1)
+    return out, r, *made, stats  # type: ignore[return-value]
+
+
+@decoupled_block.register_fake
+def _(
+    x: Tensor, weight: Tensor, alpha: Any, beta: Any, rho: Any, shape: Any, bend: Any, factor: Any, stretch: Any,
+    slopes: Any, turns: Any, lengths: Any, gamma: Any, shift: Any, leak: Any, residual: Any, running: Any,
+    running_mean: Any, running_var: Any, code: str, activation: str, norm_eps: float, carry: bool, strides: Any,
+    padding: Any, dilation: Any, groups: int,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    made = fake_response(x, weight, strides, padding, dilation, groups)
+    y, n, m = made[0], made[1], made[3]
+    r = m.new_empty(n.numel() // groups if carry else 1)
+    return torch.empty_like(y), r, *made, m.new_empty(5, m.shape[0])
+
+
+@torch.library.custom_op("hyperball::decoupled_block_backward", mutates_args=())
+def decoupled_block_backward(
+    v: Tensor, dr: Tensor | None, x: Tensor, weight: Tensor, parameters: list[Tensor | None], lengths: Tensor | None,
+    leak: Tensor | None, held: Tensor | None, source: str, r: Tensor, y: Tensor, n: Tensor, filters: Tensor,
+    m: Tensor, p: Tensor, scalars: Tensor, stats: Tensor, needed: list[bool], batch: bool, write: bool,
+    code: str, activation: str, stride: list[int], padding: list[int], dilation: list[int], groups: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """dx, dw, the parameters' gradients, dlengths, BatchNorm's [dγ, dβ, dslope], and the residual's gradient."""
+    from hyperball.kernels.triton import launch
+
+    o = operands(y, n, p, scalars, parameters, read(code), groups)
+    i = launch.Incoming(dense(v), source, None if held is None else dense(held), r, dr, activation, leak)
+    inner, before = launch.reduce(o, i, stats, batch, write)
+    if write:
+        i = launch.Incoming(before)
+    dy, dn, parts, places = epilogue_backward(o, i, stats, inner, needed)
+    grads = convolution_backward(
+        o, dense(x), lengths, weight, filters, m, scalars, parameters, dy, dn, parts, places, needed, stride, padding,
+        dilation,
+    )  # fmt: skip
+    return *grads, inner, before if write else m.new_empty(0)
+
+
+@decoupled_block_backward.register_fake
+def _(
+    v: Tensor, dr: Any, x: Tensor, weight: Tensor, parameters: Any, lengths: Any, leak: Any, held: Any, source: str,
+    r: Tensor, y: Tensor, n: Tensor, filters: Tensor, m: Tensor, p: Tensor, scalars: Tensor, stats: Tensor,
+    needed: list[bool], batch: bool, write: bool, code: str, activation: str, stride: Any, padding: Any,
+    dilation: Any, groups: int,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    grads = fake_gradients(x, weight, parameters, m, needed, read(code))
+    dlengths = m.new_empty(lengths.shape if lengths is not None and needed[0] else (0,))
+    before = torch.empty_like(y) if write else m.new_empty(0)
+    return *grads, dlengths, m.new_empty(5, m.shape[0]), before
+
+
+NAMES = 27  # inputs of the operator
+
+
+def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    residual, activation = inputs[15], inputs[20]
+    ctx.settings = (inputs[19], activation, *inputs[21:])
+    ctx.batch = inputs[17] is None
+    ctx.source = "rebuild" if residual is None else ("residual" if activation == "prelu" else "output")
+    held = {"rebuild": None, "residual": residual, "output": output[0]}[ctx.source]
+    ctx.set_materialize_grads(False)
+    ctx.mark_non_differentiable(*output[2:], *(() if inputs[22] else (output[1],)))
+    ctx.save_for_backward(*inputs[:19], held, *output[1:])
+
+
+def _backward(ctx: Any, v: Tensor | None, dr: Tensor | None, *_: Any) -> tuple[Any, ...]:
+    inputs, held, made = ctx.saved_tensors[:19], ctx.saved_tensors[19], ctx.saved_tensors[20:]
+    if v is None and dr is None:
+        return (None,) * NAMES
+    v = torch.zeros_like(made[1]) if v is None else v
+    x, weight, parameters = inputs[0], inputs[1], list(inputs[2:11])
+    lengths, gamma, shift, leak, residual = inputs[11:16]
+    code, activation, _, _, stride, padding, dilation, groups = ctx.settings
+    needs = ctx.needs_input_grad
+    if torch.is_grad_enabled():
+        wanted = list(needs[:16])
+        return (*twin.block_gradients(v, dr, inputs, wanted, *ctx.settings), *(None,) * (NAMES - 16))
+    needed = [needs[0] or needs[11], *needs[1:11]]
+    dx, dw, sums, dlengths, inner, before = decoupled_block_backward(
+        v, dr, x, weight, parameters, lengths, leak, held, ctx.source, *made, needed, ctx.batch, residual is not None,
+        code, activation, stride, padding, dilation, groups,
+    )  # fmt: skip
+    relative = read(code).unit == "batch" and (needed[0] or needed[4])
+    small = parameter_gradients(sums, parameters, needed[2:], relative)
+    return (
+        dx if needs[0] else None, dw if needs[1] else None, *small, dlengths if needs[11] else None,
+        *after(inner, gamma, shift, leak, needs[12:15]), before if needs[15] else None, *(None,) * (NAMES - 16),
+    )  # fmt: skip
+
+
+def after(inner: Tensor, gamma: Any, shift: Any, leak: Any, needs: Any) -> Parameters:
+    """The gradients of BatchNorm's weight and bias and of PReLU's slope."""
+    grads: Parameters = []
+    for row, (held, need) in enumerate(zip((gamma, shift, leak), needs, strict=True)):
+        if not need:
+            grads.append(None)
+        else:
+            whole = inner[row] if held.numel() == inner.shape[1] else inner[row].sum(0, keepdim=True)
+            grads.append(whole.to(held.dtype).clone())
+    return grads
+
+
+decoupled_block.register_autograd(_backward, setup_context=_setup)
+
+
+@torch.library.custom_op(
+    "hyperball::track_block", mutates_args=("running", "batches", "running_mean", "running_var", "counted")
+)
+def track_block(
+    running: Tensor | None, batches: Tensor | None, unit: Tensor | None, running_mean: Tensor | None,
+    running_var: Tensor | None, counted: Tensor | None, stats: Tensor | None, momentum: float, unbiased: float,
+) -> None:  # fmt: skip
+    """Running means of a block after a batch: of its radius's unit, and BatchNorm's (momentum < 0: plain means)."""
+    from hyperball.kernels.triton import launch
+
+    length = None if running is None else (running, batches, unit)
+    norm = None if running_mean is None else (running_mean, running_var, counted, stats)
+    if length or norm:
+        launch.track(length, norm, momentum, unbiased)  # type: ignore[arg-type]
+
+
+@track_block.register_fake
+def _(
+    running: Any, batches: Any, unit: Any, running_mean: Any, running_var: Any, counted: Any, stats: Any,
+    momentum: float, unbiased: float,
+) -> None:  # fmt: skip
+    return None
+
+
+__all__ = ["decoupled_block", "memory_format", "track_block"]

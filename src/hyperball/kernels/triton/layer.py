@@ -1,0 +1,152 @@
+"""From an operator of `hyperball.kernels.decoupled` to the Triton operators: codes, parameters, relative radii."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyperball.kernels.norms import norm
+from hyperball.kernels.relative import Relative, unresolved
+from hyperball.kernels.triton import ops
+from hyperball.kernels.triton.block import decoupled_block, track_block
+from hyperball.kernels.triton.code import Code
+from hyperball.kernels.window import Window
+from hyperball.rows import Value
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """What follows a convolution in a block; `batch`: BatchNorm uses the batch's statistics, `track`: keeps them."""
+
+    weight: Tensor | None
+    bias: Tensor | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    counted: Tensor | None
+    eps: float
+    momentum: float | None
+    batch: bool
+    track: bool
+    activation: str
+    leak: Tensor | None
+    residual: Tensor | None
+    carry: bool
+
+
+BEND = {"sigmoid": "k", "power": "b"}
+
+
+def number(held: Any) -> float | None:
+    return None if held is None or isinstance(held, Tensor) else float(held)
+
+
+def tensor(held: Any, like: Tensor) -> Tensor | None:
+    """A parameter that is a tensor, dense and on the weight's device, where a 0-d one need not have been."""
+    return held.to(like.device).contiguous() if isinstance(held, Tensor) else None
+
+
+def packed(slopes: Any, like: Tensor) -> Tensor | None:
+    """Slopes, numbers or 0-d tensors, as one float32 vector."""
+    if slopes is None:
+        return None
+    wide: dict[str, Any] = {"device": like.device, "dtype": torch.float32}
+    return torch.stack([s.to(**wide) if isinstance(s, Tensor) else torch.full((), s, **wide) for s in slopes])
+
+
+def described(magnitude: Value, angular: Value, relative: Relative | None, like: Tensor) -> tuple[Code, list[Any]]:
+    """The code of an operator and its nine parameters (the weighting's two are left open)."""
+    h: dict[str, Any] = dict(magnitude.parameters)
+    g: dict[str, Any] = dict(angular.parameters)
+    bend = g.get(BEND.get(angular.name, ""))
+    if relative is not None:
+        h["rho"] = relative.ratio
+    alpha, beta, rho, shape = (h.get(key) for key in ("alpha", "beta", "rho", "shape"))
+    code = Code(
+        magnitude.name, angular.name, number(alpha), number(beta), number(rho), number(shape), number(bend),
+        float(h.get("eps") or 0.0), float(g.get("eps") or 0.0), 0.0 if relative is None else relative.eps,
+        "none" if relative is None else "batch" if relative.training else "running",
+    )  # fmt: skip
+    slots = [tensor(held, like) for held in (alpha, beta, rho, shape)]
+    return code, [*slots, tensor(bend, like), None, None, packed(h.get("slopes"), like), packed(g.get("slopes"), like)]
+
+
+def operator_inputs(operator: Any, weight: Tensor) -> tuple[Code, list[Any], Relative | None]:
+    """Code, parameters and relative radius of an operator; with a weighting, m = ‖w‖ as factor and stretch."""
+    magnitude, relative = unresolved(operator.magnitude)
+    code, parameters = described(magnitude, operator.angular, relative, weight)
+    if operator.weighting in ("linear", "joint"):
+        m = norm(weight, tuple(range(1, weight.dim()))).flatten()
+        parameters[5] = m
+        parameters[6] = m if operator.weighting == "joint" else None
+    return code, parameters, relative
+
+
+def follow(relative: Relative | None, unit: Tensor, count: int) -> None:
+    """Let a relative radius follow this batch's mean length."""
+    if relative is None or not relative.training or count == 0:
+        return
+    if relative.distributed:
+        relative.track(unit, count)
+    else:
+        ops.track(relative.running, relative.batches, unit)
+
+
+def call(x: Tensor, weight: Tensor, operator: Any, window: Sequence[Any]) -> Tensor:
+    code, parameters, relative = operator_inputs(operator, weight)
+    running = None if relative is None or relative.training else relative.running.clone()
+    made = ops.decoupled_conv(ops.dense(x), weight, *parameters, running, code.text(), *window)
+    follow(relative, made[6].detach()[0], made[2].numel())
+    return made[0]
+
+
+def convolve(x: Tensor, weight: Tensor, window: Window, operator: Any) -> Tensor:
+    """The decoupled convolution of x [batch, channels, *spatial]; a 1-d one runs as a 2-d one of height 1."""
+    padding = [before for before, _ in window.padding]
+    lists = ([*window.stride], padding, [*window.dilation])
+    if window.dims > 1:
+        return call(x, weight, operator, (*lists, window.groups))
+    stride, pad, dilation = ([fill, *given] for fill, given in zip((1, 0, 1), lists, strict=True))
+    return call(x.unsqueeze(2), weight.unsqueeze(2), operator, (stride, pad, dilation, window.groups)).squeeze(2)
+
+
+def linear(rows: Tensor, weight: Tensor, operator: Any) -> Tensor:
+    """The decoupled linear map of rows [rows, features]."""
+    return call(rows, weight, operator, ([], [], [], 1))
+
+
+def block(
+    x: Tensor, lengths: Tensor | None, weight: Tensor, window: Window, operator: Any, after: Block
+) -> tuple[Tensor, Tensor]:
+    """act(BatchNorm(f) + residual) and, where `after.carry`, the lengths of its rows, [batch, 1, *spatial]."""
+    code, parameters, relative = operator_inputs(operator, weight)
+    running = None if relative is None or relative.training else relative.running.clone()
+    padding = [before for before, _ in window.padding]
+    kept = (None, None) if after.batch else (after.running_mean, after.running_var)
+    carried = None if lengths is None else lengths.flatten().to(torch.float32)
+    made = decoupled_block(
+        ops.dense(x), weight, *parameters, carried, after.weight, after.bias, after.leak, after.residual, running,
+        *kept, code.text(), after.activation, after.eps, after.carry, [*window.stride], padding, [*window.dilation],
+        window.groups,
+    )  # fmt: skip
+    out, r, n, unit, stats = made[0], made[1], made[3], made[7].detach()[0], made[8]
+    _follow_block(relative, after, unit, stats.detach(), n.numel(), n.numel() // window.groups)
+    return out, r.view(out.shape[0], 1, *out.shape[2:]) if after.carry else r
+
+
+def _follow_block(relative: Relative | None, after: Block, unit: Tensor, stats: Tensor, count: int, rows: int) -> None:
+    moving = relative is not None and relative.training
+    if moving and relative is not None and relative.distributed:
+        relative.track(unit, count)
+        moving = False
+    norm = after.track
+    if moving or norm:
+        track_block(
+            relative.running if moving and relative else None, relative.batches if moving and relative else None,
+            unit if moving else None, after.running_mean if norm else None, after.running_var if norm else None,
+            after.counted if norm else None, stats if norm else None,
+            -1.0 if after.momentum is None else after.momentum, rows / max(rows - 1, 1),
+        )  # fmt: skip

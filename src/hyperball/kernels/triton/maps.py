@@ -1,0 +1,348 @@
+"""Triton kernels over one-channel maps and filters: lengths, box sums and their transpose, filters and their gradient.
+
+Activations are rows: [batch·positions, channels], channels last; group g of a row is channels [g·C, (g + 1)·C).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from hyperball.kernels.triton.rows import hypotenuse, inverse
+
+FLOAT_MAX = tl.constexpr(3.4028234663852886e38)
+FLOOR = tl.constexpr(1e-4)  # that of hyperball.nn.learned: a relative radius is (ratio² + FLOOR) mean lengths
+
+
+@triton.jit
+def fetch(start: tl.tensor, where: tl.tensor, mask: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
+    """A tile in float32; without a mask where nothing lies outside."""
+    if EVEN:
+        value = tl.load(start + where)
+    else:
+        value = tl.load(start + where, mask=mask, other=0.0)
+    return value.to(tl.float32)
+
+
+@triton.jit
+def row_length(tile: tl.tensor) -> tl.tensor:
+    """‖row‖ of a float32 tile, without overflow or underflow: the squares are of the row over a power of two."""
+    bits = tl.max(tl.abs(tile), axis=1).to(tl.int32, bitcast=True) & 0x7F800000
+    scale = tl.minimum(tl.maximum(bits.to(tl.float32, bitcast=True), 1.1754943508222875e-38), 8.507059173023462e37)
+    shrunk = tile * (1.0 / scale)[:, None]
+    return tl.sqrt(tl.sum(shrunk * shrunk, axis=1)) * scale
+
+
+@triton.jit
+def joined(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """sqrt(a² + b²) of two lengths, 0 where both are; no overflow, and none lost above the smallest normal number."""
+    longest = tl.maximum(a, b)
+    share = tl.minimum(a, b) * inverse(longest)
+    return longest * tl.sqrt(1.0 + share * share)
+
+
+@triton.jit
+def inverse_hypotenuse(n: tl.tensor, ROOT_EPS: tl.constexpr) -> tl.tensor:
+    """1/sqrt(n² + eps) without overflow; at most 1e20."""
+    over = 1.0 / tl.maximum(tl.maximum(n, ROOT_EPS), 1e-20)
+    share = tl.minimum(n, ROOT_EPS) * over
+    return over * tl.rsqrt(1.0 + share * share)
+
+
+@triton.jit
+def lengths_kernel(
+    x: tl.tensor, out: tl.tensor, rows: tl.tensor, GROUPS: tl.constexpr, C: tl.constexpr, PARTS: tl.constexpr,
+    EVEN: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+) -> None:  # fmt: skip
+    """r[row, group] = ‖x[row, channels of the group]‖."""
+    group = tl.program_id(1)
+    row = tl.program_id(0).to(tl.int64) * BM + tl.arange(0, BM)
+    inside = row < rows
+    start = row[:, None] * (GROUPS * C) + group * C
+    long = tl.zeros([BM], tl.float32)
+    for part in tl.static_range(PARTS):
+        channel = part * BC + tl.arange(0, BC)
+        tile = fetch(x, start + channel[None, :], inside[:, None] & (channel < C)[None, :], EVEN)
+        long = row_length(tile) if PARTS == 1 else joined(long, row_length(tile))
+    tl.store(out + row * GROUPS + group, long, mask=inside)
+
+
+@triton.jit
+def box_kernel(
+    r: tl.tensor, n: tl.tensor, sums: tl.tensor, peaks: tl.tensor, blocks: tl.tensor, D: tl.tensor, H: tl.tensor,
+    W: tl.tensor, OD: tl.tensor, OH: tl.tensor, OW: tl.tensor, G: tl.constexpr, KD: tl.constexpr, KH: tl.constexpr,
+    KW: tl.constexpr, SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PD: tl.constexpr, PH: tl.constexpr,
+    PW: tl.constexpr, ED: tl.constexpr, EH: tl.constexpr, EW: tl.constexpr, ROOT_EPS: tl.constexpr,
+    SUMS: tl.constexpr, PEAKS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """n = sqrt(Σ_window r²) for one image; with it, by block, Σ sqrt(n² + eps) and max n."""
+    image = (tl.program_id(0) // blocks).to(tl.int64)
+    at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    count = OD * OH * OW * G
+    inside = at < count
+    group, place = at % G, at // G
+    ow, place = place % OW, place // OW
+    oh, od = place % OH, place // OH
+    source = r + image * (D * H * W * G)
+    total = tl.zeros([BLOCK], tl.float64)
+    for a in tl.static_range(KD):
+        d = od * SD - PD + a * ED
+        for b in tl.static_range(KH):
+            h = oh * SH - PH + b * EH
+            for c in tl.static_range(KW):
+                w = ow * SW - PW + c * EW
+                real = inside & (d >= 0) & (d < D) & (h >= 0) & (h < H) & (w >= 0) & (w < W)
+                value = tl.load(source + ((d * H + h) * W + w) * G + group, mask=real, other=0.0).to(tl.float64)
+                total += value * value
+    length = tl.minimum(tl.sqrt(total), FLOAT_MAX).to(tl.float32)
+    tl.store(n + image * count + at, length, mask=inside)
+    block = tl.program_id(0)
+    if SUMS:
+        smooth = hypotenuse(length, tl.zeros_like(length) + ROOT_EPS)
+        tl.store(sums + block, tl.sum(tl.where(inside, smooth, 0.0), axis=0))
+    if PEAKS:
+        tl.store(peaks + block, tl.max(tl.where(inside, length, 0.0), axis=0))
+
+
+@triton.jit
+def box_transposed_kernel(
+    t: tl.tensor, n: tl.tensor, r: tl.tensor, pulls: tl.tensor, out: tl.tensor, positions: tl.tensor,
+    blocks: tl.tensor, D: tl.tensor, H: tl.tensor, W: tl.tensor, OD: tl.tensor, OH: tl.tensor, OW: tl.tensor,
+    G: tl.constexpr, KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SD: tl.constexpr, SH: tl.constexpr,
+    SW: tl.constexpr, PD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, ED: tl.constexpr, EH: tl.constexpr,
+    EW: tl.constexpr, ROOT_EPS: tl.constexpr, PULLS: tl.constexpr, OUT: tl.constexpr, BO: tl.constexpr,
+    TIMES_LENGTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """T = boxᵀ(t + K/sqrt(n² + eps)), 0 where n is 0, K the channels' pulls on the mean length; or r·T."""
+    image = (tl.program_id(0) // blocks).to(tl.int64)
+    at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+    count = D * H * W * G
+    inside = at < count
+    group, place = at % G, at // G
+    w, place = place % W, place // W
+    h, d = place % H, place // H
+    pull = 0.0
+    if PULLS:
+        channel = tl.arange(0, BO)
+        pull = tl.sum(tl.load(pulls + channel, mask=channel < OUT, other=0.0), axis=0) / positions
+    base = image * (OD * OH * OW * G)
+    stride = tl.full([], 0, tl.int64) + positions
+    total = tl.zeros([BLOCK], tl.float32)
+    for a in tl.static_range(KD):
+        td = d + PD - a * ED
+        for b in tl.static_range(KH):
+            th = h + PH - b * EH
+            for c in tl.static_range(KW):
+                tw = w + PW - c * EW
+                od, oh, ow = td // SD, th // SH, tw // SW
+                real = inside & (td >= 0) & (od < OD) & (th >= 0) & (oh < OH) & (tw >= 0) & (ow < OW)
+                if SD > 1:
+                    real = real & (td % SD == 0)
+                if SH > 1:
+                    real = real & (th % SH == 0)
+                if SW > 1:
+                    real = real & (tw % SW == 0)
+                where = base + ((od * OH + oh) * OW + ow) * G + group
+                for part in tl.static_range(PARTS):
+                    total += tl.load(t + part * stride + where, mask=real, other=0.0)
+                if PULLS:
+                    length = tl.load(n + where, mask=real, other=0.0)
+                    total += tl.where(length > 0, pull * inverse_hypotenuse(length, ROOT_EPS), 0.0)
+    if TIMES_LENGTH:
+        total = total * tl.load(r + image * count + at, mask=inside, other=0.0)
+    tl.store(out + image * count + at, tl.minimum(tl.maximum(total, -FLOAT_MAX), FLOAT_MAX), mask=inside)
+
+
+@triton.jit
+def add_along_kernel(
+    dx: tl.tensor,
+    x: tl.tensor,
+    along: tl.tensor,
+    rows: tl.tensor,
+    GROUPS: tl.constexpr,
+    C: tl.constexpr,
+    BM: tl.constexpr,
+    BC: tl.constexpr,
+) -> None:
+    """dx += x·T, in place; the last rows first, which the convolution's backward wrote last."""
+    group = tl.program_id(1)
+    block = tl.num_programs(0) - 1 - tl.program_id(0)
+    row = block.to(tl.int64) * BM + tl.arange(0, BM)
+    inside = row < rows
+    factor = tl.load(along + row * GROUPS + group, mask=inside, other=0.0)[:, None]
+    for first in tl.static_range(0, C, BC):
+        channel = first + tl.arange(0, BC)
+        mask = inside[:, None] & (channel < C)[None, :]
+        where = row[:, None] * (GROUPS * C) + group * C + channel[None, :]
+        value = tl.load(x + where, mask=mask, other=0.0).to(tl.float32)
+        held = tl.load(dx + where, mask=mask, other=0.0).to(tl.float32)
+        tl.store(dx + where, (held + value * factor).to(dx.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def mean_of_sums(sums: tl.tensor, blocks: tl.tensor, positions: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """Σ sums / positions."""
+    total = tl.zeros([BLOCK], tl.float64)
+    for first in range(0, blocks, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        total += tl.load(sums + at, mask=at < blocks, other=0.0).to(tl.float64)
+    return (tl.sum(total, axis=0) / positions).to(tl.float32)
+
+
+@triton.jit
+def overflow_guard(peaks: tl.tensor, blocks: tl.tensor, BLOCK: tl.constexpr) -> tl.tensor:
+    """A power of two that keeps |y| <= n within float16; 1 as a rule."""
+    peak = tl.zeros([BLOCK], tl.float32)
+    for first in range(0, blocks, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        peak = tl.maximum(peak, tl.load(peaks + at, mask=at < blocks, other=0.0))
+    bound = tl.maximum(tl.max(peak, axis=0), 1.0)
+    return tl.exp2(tl.maximum(tl.ceil(tl.log2(bound)) - 15.0, 0.0))
+
+
+@triton.jit
+def channels_last(at: tl.tensor, K: tl.constexpr, TAPS: tl.constexpr) -> tl.tensor:
+    """Where entry (channel, tap) of a filter lies with its channels last; TAPS is 1 where it lies so already."""
+    if TAPS > 1:
+        at = (at % TAPS) * (K // TAPS) + at // TAPS
+    return at
+
+
+@triton.jit
+def put(
+    p: tl.tensor, given: tl.tensor, o: tl.tensor, SLOT: tl.constexpr, STEP: tl.constexpr, OUT: tl.constexpr
+) -> None:  # fmt: skip
+    """Row SLOT of p for channel o, from a parameter of one value (STEP 0) or one a channel (1)."""
+    if STEP >= 0:
+        tl.store(p + SLOT * OUT + o, tl.load(given + o * STEP).to(tl.float32))
+
+
+@triton.jit
+def prepare_kernel(
+    weight: tl.tensor, filters: tl.tensor, m: tl.tensor, p: tl.tensor, unit: tl.tensor, lift: tl.tensor,
+    alpha: tl.tensor, beta: tl.tensor, rho: tl.tensor, shape: tl.tensor, bend: tl.tensor, sums: tl.tensor,
+    peaks: tl.tensor, running: tl.tensor, blocks: tl.tensor, positions: tl.tensor, OUT: tl.constexpr,
+    K: tl.constexpr, STEP_ALPHA: tl.constexpr, STEP_BETA: tl.constexpr, STEP_RHO: tl.constexpr,
+    STEP_SHAPE: tl.constexpr, STEP_BEND: tl.constexpr, UNIT: tl.constexpr, RATIO: tl.constexpr, LIFT: tl.constexpr,
+    TAPS: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Output channel o: its filter over its length m (over `lift` in float16), and its parameters, as a column of p.
+
+    A relative radius (UNIT "batch" or "running") is (ratio² + 1e-4)·unit, or (RATIO + 1e-4)·unit where it is a number.
+    """
+    o = tl.program_id(0)
+    start = o.to(tl.int64) * K
+    total = tl.zeros([BK], tl.float64)
+    for first in range(0, K, BK):
+        at = first + tl.arange(0, BK)
+        value = tl.load(weight + start + at, mask=at < K, other=0.0).to(tl.float64)
+        total += value * value
+    length = tl.minimum(tl.sqrt(tl.sum(total, axis=0)), FLOAT_MAX).to(tl.float32)
+    tl.store(m + o, length)
+    factor = inverse(length)
+    if LIFT:
+        guard = overflow_guard(peaks, blocks, BLOCK)
+        tl.store(lift, guard, mask=o == 0)
+        factor = factor / guard
+    for first in range(0, K, BK):
+        at = first + tl.arange(0, BK)
+        value = tl.load(weight + start + at, mask=at < K, other=0.0).to(tl.float32)
+        where = start + channels_last(at, K, TAPS)
+        tl.store(filters + where, (value * factor).to(filters.dtype.element_ty), mask=at < K)
+    put(p, alpha, o, 0, STEP_ALPHA, OUT)
+    put(p, beta, o, 1, STEP_BETA, OUT)
+    put(p, shape, o, 3, STEP_SHAPE, OUT)
+    put(p, bend, o, 4, STEP_BEND, OUT)
+    if UNIT == "none":
+        put(p, rho, o, 2, STEP_RHO, OUT)
+    else:
+        if UNIT == "batch":
+            mean = mean_of_sums(sums, blocks, positions, BLOCK)
+        else:
+            mean = tl.load(running).to(tl.float32)
+        tl.store(unit, mean, mask=o == 0)
+        if STEP_RHO >= 0:
+            ratio = tl.load(rho + o * STEP_RHO).to(tl.float32)
+            tl.store(p + 2 * OUT + o, (ratio * ratio + FLOOR) * mean)
+        else:
+            tl.store(p + 2 * OUT + o, mean * (RATIO + FLOOR))
+
+
+@triton.jit
+def finish_kernel(
+    weight: tl.tensor, grad: tl.tensor, m: tl.tensor, lift: tl.tensor, dw: tl.tensor, parts: tl.tensor,
+    sums: tl.tensor, unit: tl.tensor, rho: tl.tensor, pulls: tl.tensor, programs: tl.tensor, OUT: tl.constexpr,
+    K: tl.constexpr, SLOTS: tl.constexpr, RHO_SLOT: tl.constexpr, UNIT: tl.constexpr, STEP_RHO: tl.constexpr,
+    RATIO: tl.constexpr, LIFT: tl.constexpr, WEIGHT: tl.constexpr, TAPS: tl.constexpr, BK: tl.constexpr,
+    BP: tl.constexpr,
+) -> None:  # fmt: skip
+    """Output channel o: dw = (G - ŵ⟨ŵ, G⟩)/m, and the column sums of the parameters' gradients.
+
+    A relative radius gives its ratio's gradient, 2·ratio·unit·dρ, and its pull on the unit, (ratio² + 1e-4)·dρ.
+    """
+    o = tl.program_id(0)
+    for slot in tl.static_range(SLOTS):
+        total = tl.zeros([BP], tl.float32)
+        for first in range(0, programs, BP):
+            at = first + tl.arange(0, BP)
+            where = (at.to(tl.int64) * SLOTS + slot) * OUT + o
+            total += tl.load(parts + where, mask=at < programs, other=0.0)
+        value = tl.sum(total, axis=0)
+        if slot == RHO_SLOT and UNIT != "none":
+            if STEP_RHO >= 0:
+                ratio = tl.load(rho + o * STEP_RHO).to(tl.float32)
+                tl.store(pulls + o, (ratio * ratio + FLOOR) * value)
+                value = value * (2.0 * ratio * tl.load(unit))
+            else:
+                tl.store(pulls + o, value * (RATIO + FLOOR))
+        tl.store(sums + slot * OUT + o, value)
+    if WEIGHT:
+        start = o.to(tl.int64) * K
+        scale = inverse(tl.load(m + o))
+        share = 1.0
+        if LIFT:
+            share = 1.0 / tl.load(lift)
+        along = tl.zeros([BK], tl.float32)
+        for first in range(0, K, BK):
+            at = first + tl.arange(0, BK)
+            unit_filter = tl.load(weight + start + at, mask=at < K, other=0.0).to(tl.float32) * scale
+            where = start + channels_last(at, K, TAPS)
+            along += unit_filter * (tl.load(grad + where, mask=at < K, other=0.0).to(tl.float32) * share)
+        dot = tl.sum(along, axis=0)
+        for first in range(0, K, BK):
+            at = first + tl.arange(0, BK)
+            unit_filter = tl.load(weight + start + at, mask=at < K, other=0.0).to(tl.float32) * scale
+            where = start + channels_last(at, K, TAPS)
+            g = tl.load(grad + where, mask=at < K, other=0.0).to(tl.float32) * share
+            tl.store(dw + start + at, ((g - unit_filter * dot) * scale).to(dw.dtype.element_ty), mask=at < K)
+
+
+@triton.jit
+def track_kernel(
+    running: tl.tensor, batches: tl.tensor, unit: tl.tensor, mean: tl.tensor, var: tl.tensor,
+    running_mean: tl.tensor, running_var: tl.tensor, counted: tl.tensor, C: tl.constexpr, BC: tl.constexpr,
+    LENGTH: tl.constexpr, NORM: tl.constexpr, MOMENTUM: tl.constexpr, UNBIASED: tl.constexpr,
+) -> None:  # fmt: skip
+    """Running means after a batch: of the mean length, and of BatchNorm's mean and variance."""
+    if LENGTH:
+        value = tl.load(unit)
+        good = (value - value) == 0
+        held = tl.load(running)
+        number = tl.load(batches) + tl.where(good, 1, 0)
+        weight = tl.maximum(1.0 / tl.maximum(number, 1).to(tl.float32), 1.0 - 0.999)
+        tl.store(running, tl.where(good, held + weight * (value - held), held))
+        tl.store(batches, number)
+    if NORM:
+        number = tl.load(counted) + 1
+        tl.store(counted, number)
+        share = MOMENTUM
+        if MOMENTUM < 0:
+            share = 1.0 / number.to(tl.float32)
+        channel = tl.arange(0, BC)
+        inside = channel < C
+        held = tl.load(running_mean + channel, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(mean + channel, mask=inside, other=0.0)
+        tl.store(running_mean + channel, (held + share * (value - held)).to(running_mean.dtype.element_ty), mask=inside)
+        held = tl.load(running_var + channel, mask=inside, other=0.0).to(tl.float32)
+        value = tl.load(var + channel, mask=inside, other=0.0) * UNBIASED
+        tl.store(running_var + channel, (held + share * (value - held)).to(running_var.dtype.element_ty), mask=inside)
