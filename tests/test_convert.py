@@ -2,15 +2,16 @@
 
 import copy
 import json
+import math
 import pickle
 
 import pytest
 import torch
 from torch import nn
-from torch.nn.utils import parametrizations, prune
 
 import hyperball as hb
 from hyperball.convert.layers import TWINS
+from hyperball.convert.running import difference
 
 
 class Residual(nn.Module):
@@ -169,6 +170,28 @@ def test_shared_modules_and_shared_weights_stay_shared():
     assert names(report.replaced) == ["a", "b.1"]
 
 
+@pytest.mark.parametrize("choice", ["b", "b.*", ["b.0"], lambda name, part: name == "b.0"])
+def test_every_path_of_a_shared_layer_counts(choice):
+    conv = nn.Conv2d(3, 3, 3, padding=1)
+    model = nn.ModuleDict({"a": conv, "b": nn.Sequential(conv), "c": nn.Conv2d(3, 3, 3)})
+    converted, report = hb.convert_model(model, magnitude="tanh", convolutions=choice)
+    assert names(report.replaced) == ["a"]
+    assert converted["a"] is converted["b"][0]
+    if not callable(choice):
+        _, report = hb.convert_model(model, magnitude="tanh", skip=choice)
+        assert names(report.replaced) == ["c"]
+        assert names(report.kept) == ["a"]
+
+
+def test_a_shared_pooling_and_a_shared_classifier_are_skipped_by_any_path():
+    model = small_net()
+    model.last, model.pooling = model[8], model[6]
+    options = {"magnitude": "tanh", "pool": "huber", "projection": "l2_ball"}
+    _, report = hb.convert_model(model, **options, skip=["last", "pooling"])
+    assert {entry.name: entry.reason for entry in report.kept}["6"] == "skipped by 'pooling'"
+    assert {entry.name: entry.reason for entry in report.kept}["8"] == "skipped by 'last'"
+
+
 def test_converting_twice_changes_nothing():
     once, _ = hb.convert_model(small_net(), magnitude="tanh", pool="huber", projection="l2_ball")
     before = state(once)
@@ -212,64 +235,6 @@ def test_depthwise_and_pointwise_convolutions_are_decoupled():
     torch.testing.assert_close(converted[0](x), expected)
 
 
-def make_lazy():
-    return nn.LazyConv2d(8, 3)
-
-
-def make_weight_norm():
-    return parametrizations.weight_norm(nn.Conv2d(3, 8, 3))
-
-
-def make_pruned():
-    layer = nn.Conv2d(3, 8, 3)
-    prune.l1_unstructured(layer, "weight", 0.5)
-    return layer
-
-
-def make_wrapped():
-    layer = nn.Conv2d(3, 8, 3)
-    layer.forward = lambda x: nn.Conv2d.forward(layer, x) * 2
-    return layer
-
-
-class Doubled(nn.Conv2d):
-    def forward(self, x):
-        return 2 * super().forward(x)
-
-
-@pytest.mark.parametrize(
-    "make, reason",
-    [
-        (make_lazy, "lazy"),
-        (make_weight_norm, "parametrized"),
-        (make_pruned, "not a parameter"),
-        (make_wrapped, "wrapped"),
-        (lambda: Doubled(3, 8, 3), "forward of its own"),
-    ],
-)
-def test_layers_that_cannot_be_converted_are_reported_and_left_as_they_are(make, reason):
-    torch.manual_seed(0)
-    model = nn.Sequential(make(), nn.ReLU(), nn.Conv2d(8, 4, 3))
-    torch.manual_seed(0)
-    twin = nn.Sequential(make(), nn.ReLU(), nn.Conv2d(8, 4, 3))
-    converted, report = hb.convert_model(model, magnitude="linear", weighting="linear", inplace=True)
-    assert names(report.replaced) == ["2"]
-    assert reason in report.kept[0].reason
-    x = images()
-    torch.manual_seed(1)
-    expected = twin(x)
-    torch.manual_seed(1)
-    torch.testing.assert_close(converted(x), expected)
-
-
-def test_a_subclass_without_a_forward_of_its_own_is_converted():
-    class Named(nn.Conv2d):
-        pass
-
-    converted, _ = hb.convert_model(nn.Sequential(Named(3, 4, 3)), magnitude="tanh")
-    assert type(converted[0]) is hb.nn.DecoupledConv2d
-
-
 def test_a_bare_convolution_is_converted():
     converted, _ = hb.convert_model(nn.Conv2d(3, 4, 3), magnitude="tanh")
     assert type(converted) is hb.nn.DecoupledConv2d
@@ -295,6 +260,32 @@ def test_the_report_is_data_and_a_text():
     assert "4 layers replaced, 1 kept; operator tanh × cosine" in text
     assert "3.match" in text
     assert "output difference on the batch" in text
+
+
+def test_a_difference_that_is_no_number_is_a_text_in_json():
+    x = images()
+    x[1, 0, 4, 4] = math.nan
+    _, report = hb.convert_model(nn.Sequential(nn.Conv2d(3, 4, 3)), magnitude="tanh", batch=x)
+    read = json.loads(json.dumps(report.as_dict(), allow_nan=False))
+    assert read["difference"] == {"absolute": "nan", "relative": "nan"}
+
+
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize(
+    "before, after, expected",
+    [
+        ([2.0, 4.0], [2.0, 3.0], (1.0, 0.25)),
+        ([math.inf, 4.0], [math.inf, 3.0], (1.0, 0.25)),
+        ([math.inf, 4.0], [-math.inf, 3.0], (math.inf, math.inf)),
+        ([1.0, 4.0], [math.inf, 4.0], (math.inf, math.inf)),
+        ([1.0, 4.0], [math.nan, 4.0], (math.nan, math.nan)),
+        ([math.nan, 4.0], [math.nan, 4.0], (math.nan, math.nan)),
+    ],
+)
+def test_differences_see_what_is_not_finite_wherever_it_stands(before, after, expected, place):
+    outputs = [[torch.tensor(values), torch.tensor([1.0])] for values in (before, after)]
+    gap = difference(*(held[::-1] if place else held for held in outputs))
+    assert (gap.absolute, gap.relative) == pytest.approx(expected, nan_ok=True)
 
 
 def test_a_converted_model_can_be_copied_pickled_and_frozen():

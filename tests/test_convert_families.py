@@ -65,11 +65,19 @@ def test_gradients_of_the_exact_conversion_are_those_of_the_network(name):
         ("torchvision/densenet121", set()),
         ("torchvision/mobilenet_v2", set()),
         ("timm/convnext_atto", set()),
+        ("timm/repvit_m0_9", set()),
     ],
 )
 def test_shortcuts_and_classifiers_alone_stay_plain(name, kept):
     _, report = hb.convert_model(hb.models.create(name, num_classes=10), magnitude="tanh", inplace=True)
     assert {entry.name for entry in report.kept} == kept
+
+
+def test_the_two_entrances_of_a_nasnet_cell_are_no_shortcuts():
+    with torch.device("meta"):
+        model = hb.models.create("timm/nasnetalarge", num_classes=10)
+    _, report = hb.convert_model(model, magnitude="tanh", convolutions="all", inplace=True)
+    assert report.kept == ()
 
 
 @pytest.mark.parametrize(

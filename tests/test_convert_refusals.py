@@ -23,14 +23,23 @@ import hyperball as hb
         ({"projection": "l2_bal"}, "did you mean 'l2_ball'"),
         ({"projection": "l2_ball(radus=2)"}, "did you mean 'radius'"),
         ({"projection": "l2_ball(radius=-1)"}, "`radius` must be finite and > 0"),
-        ({"pool": "hubr"}, "did you mean 'huber'"),
+        ({"pool": "hubr"}, "`pool` must be a penalty .*did you mean 'huber'"),
+        ({"pool": 5}, "`pool` must be a penalty such as 'huber(c=1)', got 5"),
+        ({"pool": "huber", "angular": "cosin"}, "did you mean 'cosine'"),
+        ({"pool": "huber", "weighting": "liner"}, "did you mean 'linear'"),
+        ({"magnitude": "tanh", "skip": 5}, "`skip` must be a path pattern"),
+        ({"magnitude": "tanh", "skip": None}, "`skip` must be a path pattern"),
+        ({"magnitude": "tanh", "skip": [5]}, "`skip` must hold path patterns"),
+        ({"magnitude": "tanh", "convolutions": 5}, "`convolutions` must be a path pattern"),
+        ({"magnitude": "tanh", "convolutions": None}, "`convolutions` must be a path pattern"),
+        ({"magnitude": "tanh", "keep_shortcuts": "no"}, "`keep_shortcuts` must be True or False"),
     ],
 )
 @pytest.mark.parametrize("inplace", [False, True])
 def test_wrong_arguments_are_refused_by_name_and_the_model_stays(options, message, inplace):
     model = small_net()
     before = state(model)
-    with pytest.raises(ValueError, match="(?s)" + message.replace("(", r"\(")):
+    with pytest.raises((TypeError, ValueError), match="(?s)" + message.replace("(", r"\(").replace(")", r"\)")):
         hb.convert_model(model, **options, inplace=inplace)
     assert_unchanged(model, before)
 

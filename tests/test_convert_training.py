@@ -5,7 +5,7 @@ import math
 
 import pytest
 import torch
-from test_convert import images, small_net
+from test_convert import assert_unchanged, images, small_net, state
 from torch import nn
 
 import hyperball as hb
@@ -106,26 +106,62 @@ def test_gradients_reach_weights_and_radii_along_the_way_and_radii_see_the_data(
     assert model[0].magnitude.batches == 1
 
 
+def exact_net():
+    return hb.convert_model(small_net(), magnitude="linear", weighting="linear")[0]
+
+
+def no_convolution():
+    return nn.Sequential(nn.Linear(3, 3), nn.AdaptiveAvgPool1d(1), nn.Linear(3, 2))
+
+
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
         ((small_net(), "tanh", 0), ValueError, "`steps` must be a whole number >= 1"),
         ((small_net(), {"angular": "cosine"}, 2), ValueError, "`target` must have a magnitude"),
         ((small_net(), "tanhh", 2), ValueError, "did you mean 'tanh'"),
+        ((small_net(), {"magnitude": "tanh", "weigting": "none"}, 2), ValueError, "did you mean 'weighting'"),
+        ((small_net(), {"magnitude": "tanh", "inplace": False}, 2), ValueError, "unknown option 'inplace'"),
+        ((small_net(), {"magnitude": "tanh", "pool": "hubber"}, 2), ValueError, "did you mean 'huber'"),
+        (
+            (exact_net(), {"magnitude": "tanh", "pool": "huber"}, 2),
+            ValueError,
+            "'pool', which a model that is converted",
+        ),
+        ((exact_net(), {"magnitude": "tanh", "skip": "3"}, 2), ValueError, "'skip', which a model that is converted"),
+        ((no_convolution(), {"magnitude": "tanh", "pool": "huber"}, 2), ValueError, "nothing to convert"),
         ((nn.Linear(2, 2), "tanh", 2), ValueError, "nothing to convert"),
         (("resnet", "tanh", 2), TypeError, "torch.nn.Module"),
     ],
 )
-def test_a_wrong_homotopy_is_refused(arguments, error, message):
+def test_a_wrong_homotopy_is_refused_and_the_model_stays(arguments, error, message):
+    model = arguments[0]
+    before = state(model) if isinstance(model, nn.Module) else None
     with pytest.raises(error, match=message):
         hb.convert.Homotopy(*arguments)
+    if before:
+        assert_unchanged(model, before)
+        assert not any(part._forward_hooks for part in model.modules())
 
 
-@pytest.mark.parametrize("state", [{}, {"position": 1}, {"position": 5, "steps": 4}])
-def test_a_wrong_position_is_refused(state):
+def test_a_homotopy_may_bring_a_robust_pooling_and_leave_layers_out():
+    model = small_net()
+    homotopy = hb.convert.Homotopy(model, {"magnitude": "tanh", "pool": "huber", "skip": "3"}, steps=2)
+    assert homotopy.layers == (model[0], model[4])
+    assert isinstance(model[6], hb.nn.RobustPool2d)
+
+
+@pytest.mark.parametrize(
+    "held",
+    [
+        {}, {"position": 1}, {"position": 5, "steps": 4}, {"position": "x", "steps": 4}, {"position": 1, "steps": None},
+        {"position": 1.5, "steps": 4}, [1, 4],
+    ],
+)  # fmt: skip
+def test_a_wrong_position_is_refused(held):
     homotopy = hb.convert.Homotopy(small_net(), "tanh", steps=4)
-    with pytest.raises(ValueError, match="`state_dict` must have"):
-        homotopy.load_state_dict(state)
+    with pytest.raises((TypeError, ValueError), match="`state_dict` must"):
+        homotopy.load_state_dict(held)
     assert homotopy.position == 0
 
 
@@ -183,6 +219,16 @@ def test_calibration_that_fails_changes_nothing(batches, message):
         assert torch.equal(tensor, before[name])
 
 
+@pytest.mark.parametrize("batches", [5, None, images(), "images", {"x": images()}, ["images"], [(None, 1)]])
+def test_calibration_takes_batches_not_one_batch(batches):
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4))
+    model(images())
+    before = model[1].running_mean.clone()
+    with pytest.raises(TypeError, match="`batches` must"):
+        hb.convert.calibrate(model, batches)
+    assert torch.equal(model[1].running_mean, before)
+
+
 def test_there_must_be_something_to_calibrate():
     with pytest.raises(ValueError, match="no relative radius and no BatchNorm"):
         hb.convert.calibrate(nn.Linear(2, 2), [torch.zeros(1, 2)])
@@ -201,6 +247,28 @@ def test_state_dicts_of_bcos_networks_load_and_give_the_same_outputs():
     hb.convert.load_bcos(ours, theirs.state_dict())
     x = images()
     torch.testing.assert_close(ours(x), theirs(x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "layer, message",
+    [
+        (nn.Conv2d(3, 8, 3, bias=False), "linear [+] square_cosine layer at 0, got Conv2d"),
+        (hb.nn.DecoupledConv2d(3, 8, 3, magnitude="tanh"), "DecoupledConv2d of tanh × cosine, weighting none"),
+        (hb.nn.DecoupledConv2d(3, 8, 3, magnitude="linear"), "linear × cosine"),
+        (hb.nn.DecoupledConv2d(3, 8, 3, magnitude="linear(alpha=2)", angular="square_cosine"), "alpha=2"),
+        (
+            hb.nn.DecoupledConv2d(3, 8, 3, magnitude="linear", angular="square_cosine", weighting="linear"),
+            "weighting linear",
+        ),
+    ],
+)
+def test_bcos_states_go_into_no_other_operator(layer, message):
+    before = layer.weight.detach().clone()
+    with pytest.raises(ValueError, match=message):
+        hb.convert.load_bcos(nn.Sequential(layer), {"0.linear.weight": torch.randn(8, 3, 3, 3)})
+    with pytest.raises(ValueError, match="no entry of a B-cos layer"):
+        hb.convert.load_bcos(nn.Sequential(layer), nn.Sequential(layer).state_dict())
+    assert torch.equal(layer.weight, before)
 
 
 def test_a_bcos_layer_with_maxout_is_refused_for_its_shape():

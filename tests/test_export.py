@@ -1,6 +1,7 @@
 """torch.export, ONNX and safetensors: what comes back computes what went in."""
 
 import json
+import math
 
 import pytest
 import torch
@@ -48,6 +49,39 @@ def test_onnx_gives_the_same_outputs_for_any_batch_size(frozen, tmp_path):
         torch.testing.assert_close(torch.from_numpy(got), model(x).detach(), rtol=1e-4, atol=1e-4)
 
 
+class AlwaysDrops(nn.Module):
+    def forward(self, x):
+        return x + nn.functional.dropout(torch.ones_like(x), 0.5, True)
+
+
+class DividesByZero(nn.Module):
+    def forward(self, x):
+        return (x - x) / (x - x)
+
+
+@pytest.mark.parametrize("layer", [AlwaysDrops(), DividesByZero()])
+def test_onnx_that_does_not_give_what_torch_gives_is_refused_and_not_written(layer, tmp_path):
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    (tmp_path / "m.onnx").write_text("an older one")
+    with pytest.raises(ValueError, match=r"m\.onnx was not written: onnxruntime and torch differ by"):
+        hb.convert.export_onnx(nn.Sequential(nn.Flatten(), layer), images(2, 4), tmp_path / "m.onnx")
+    assert [path.read_text() for path in tmp_path.iterdir()] == ["an older one"]
+
+
+def test_a_model_with_other_weights_is_not_what_the_file_holds(tmp_path):
+    pytest.importorskip("onnxscript")
+    pytest.importorskip("onnxruntime")
+    model, x, path = nn.Sequential(nn.Flatten(), nn.Linear(12, 2)), images(2, 2), tmp_path / "m.onnx"
+    hb.convert.export_onnx(model, x, path)
+    for bad in (math.nan, math.inf):
+        with torch.no_grad():
+            model[1].bias[1] = bad
+        gap = hb.convert.check_onnx(path, model, x)
+        assert not gap.absolute < 1e3
+        assert not gap.relative < 1e3
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"magnitude": "ball", "angular": "square_cosine"}, {"pool": "huber(c=1)"}])
 def test_more_operators_and_robust_pooling_reach_onnx(options, tmp_path):
@@ -62,6 +96,23 @@ def test_more_operators_and_robust_pooling_reach_onnx(options, tmp_path):
     "call, error, message",
     [
         (lambda m, p: hb.convert.export_program(m, "x"), TypeError, "`example` must be a tensor"),
+        (
+            lambda m, p: hb.convert.export_program("m", images(2)),
+            TypeError,
+            "`model` must be a torch.nn.Module, got str",
+        ),
+        (
+            lambda m, p: hb.convert.export_onnx("m", images(2), p / "m.onnx"),
+            TypeError,
+            "`model` must be a torch.nn.Mod",
+        ),
+        (lambda m, p: hb.convert.export_onnx(m, (images(),), p / "m.onnx"), TypeError, "`example` must be a tensor"),
+        (
+            lambda m, p: hb.convert.export_onnx(m, images(), p / "m.onnx", tolerance=-1),
+            ValueError,
+            "`tolerance` must be",
+        ),
+        (lambda m, p: hb.convert.save("m", p / "m.safetensors"), TypeError, "`model` must be a torch.nn.Module"),
         (lambda m, p: hb.convert.export_program(m, images(1)), ValueError, "a batch of at least 2"),
         (lambda m, p: hb.convert.export_onnx(m, images(2), p / "m.bin"), ValueError, "must end in .onnx"),
         (lambda m, p: hb.convert.export_onnx(m, images(2), p / "no" / "m.onnx"), FileNotFoundError, "no folder"),

@@ -7,7 +7,6 @@ bias. This is exact for every magnitude, angular function and weighting.
 
 from __future__ import annotations
 
-import copy
 import inspect
 import warnings
 from collections import Counter
@@ -18,6 +17,7 @@ import torch
 from torch import fx, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from hyperball.convert.copying import copy_model
 from hyperball.convert.variants import FrozenPreparedConv2d, PreparedConv2d
 from hyperball.kernels.decoupled import full_precision
 from hyperball.kernels.norms import wide_dtype
@@ -235,7 +235,7 @@ def freeze(model: nn.Module) -> nn.Module:
         listed = ", ".join(f"{count} {kind}" for kind, count in seen.most_common(8))
         raise ValueError(f"`model` has no decoupled layer to freeze; {type(model).__name__} holds {listed}")
     with torch.inference_mode(False), torch.no_grad():
-        frozen = copy.deepcopy(model).eval()
+        frozen = copy_model(model).eval()
         if not isinstance(getattr(frozen, "freeze_report", None), FreezeReport):
             report = freeze_in_place(frozen)
             frozen.requires_grad_(False)
@@ -247,7 +247,7 @@ def freeze_in_place(model: nn.Module) -> FreezeReport:
     """Freeze and fold, layer by layer."""
     search = Search()
     # Tracing runs the user's forward, which may leave proxies or counts behind: on a copy that shares the parameters.
-    search.look_into(copy.deepcopy(model, {id(parameter): parameter for parameter in model.parameters()}))
+    search.look_into(copy_model(model, {id(parameter): parameter for parameter in model.parameters()}))
     names = Counter(id(part) for _, part in model.named_modules(remove_duplicate=False))
     shared = {part for part, count in names.items() if count > 1}
     layers = [(name, part) for name, part in model.named_modules() if is_freezable(part)]

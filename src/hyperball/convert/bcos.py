@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor, nn
 
 from hyperball.convert.storage import load_state
+from hyperball.nn.decoupled import Decoupled
 
 INNER = ".linear.weight"
 
@@ -30,4 +31,24 @@ def load_bcos(model: nn.Module, state: Mapping[str, Tensor]) -> None:
     B-cos adds 1e-6 to the squared norm of a patch; here norms are exact. A layer with MaxOut has several filters per
     output and is refused for its shape.
     """
+    if not isinstance(state, Mapping):
+        raise TypeError(f"`state` must be a mapping of names to tensors, got {type(state).__name__}")
+    inner = [str(name) for name in state if str(name).endswith(INNER) or name == INNER[1:]]
+    if not inner:
+        raise ValueError(f"`state` has no entry of a B-cos layer, '…{INNER}', among its {len(state)}")
+    parts = dict(model.named_modules(remove_duplicate=False))
+    for name in inner:
+        path = name.removesuffix(INNER[1:]).removesuffix(".")
+        if path in parts and (fault := why_not_bcos(parts[path])):
+            raise ValueError(f"`model` must have a linear + square_cosine layer at {path or 'its top'}, got {fault}")
     load_state(model, bcos_state(state))
+
+
+def why_not_bcos(module: nn.Module) -> str | None:
+    """What a layer is instead of f = ŵᵀx·|cos|, or None."""
+    if not isinstance(module, Decoupled):
+        return type(module).__name__
+    magnitude, angular, weighting = str(module.magnitude.value), str(module.angular.value), module.weighting
+    if (magnitude, angular, weighting) == ("linear", "square_cosine", "none"):
+        return None
+    return f"{type(module).__name__} of {magnitude} × {angular}, weighting {weighting}"

@@ -41,6 +41,8 @@ def calibrate(model: nn.Module, batches: Iterable[Any]) -> Calibration:
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"`model` must be a torch.nn.Module, got {type(model).__name__}")
+    if isinstance(batches, Tensor | str | bytes | Mapping) or not isinstance(batches, Iterable):
+        raise TypeError(f"`batches` must be a list or a loader of batches, got {type(batches).__name__}")
     radii = {name: part for name, part in model.named_modules() if isinstance(part, LearnedValue) and part.is_relative}
     norms: dict[str, Any] = {
         name: part
@@ -72,6 +74,8 @@ def run(model: nn.Module, batches: Iterable[Any]) -> int:
         inputs = batch[0] if isinstance(batch, tuple | list) else batch
         if isinstance(inputs, Mapping):
             inputs = {key: item.to(place) if isinstance(item, Tensor) else item for key, item in inputs.items()}
+        elif not isinstance(inputs, Tensor | tuple | list):
+            raise TypeError(f"`batches` must hold tensors or mappings of arguments, got {type(inputs).__name__}")
         call(model, inputs.to(place) if isinstance(inputs, Tensor) else inputs)
         count += 1
     if count == 0:

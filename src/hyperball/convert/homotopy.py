@@ -11,8 +11,13 @@ from torch.utils.hooks import RemovableHandle
 
 from hyperball import angular as angular_table
 from hyperball.convert.layers import OperatorChoice, become, is_convolution, plain_forward, twin
-from hyperball.convert.model import check_model, convert_model
+from hyperball.convert.model import Plan, check_model, convert_model, plan_convolutions, seen
+from hyperball.convert.selection import check_skip
 from hyperball.nn.decoupled import Decoupled
+from hyperball.rows import nearest
+
+OPERATOR = ("magnitude", "angular", "weighting")
+OPTIONS = (*OPERATOR, "pool", "projection", "skip", "convolutions", "keep_shortcuts", "batch")
 
 
 class Blend:
@@ -46,9 +51,7 @@ class Homotopy:
     def __init__(self, model: nn.Module, target: str | Mapping[str, Any], steps: int) -> None:
         if not isinstance(steps, int) or isinstance(steps, bool) or steps < 1:
             raise ValueError(f"`steps` must be a whole number >= 1, got {steps!r}")
-        options = dict(target) if isinstance(target, Mapping) else {"magnitude": target}
-        if options.get("magnitude") is None:
-            raise ValueError(f"`target` must have a magnitude, got {target!r}")
+        options = checked_target(target)
         self.model = check_model(model)
         self.steps = steps
         self.position = 0
@@ -60,17 +63,18 @@ class Homotopy:
         """Put the target's layers in place; hooks then blend in what they were."""
         exact = [part for part in self.model.modules() if is_exact(part)]
         if exact:
+            foreign = sorted(options.keys() - set(OPERATOR))
+            if foreign:
+                raise ValueError(f"`target` has {foreign[0]!r}, which a model that is converted already does not take")
             operator = OperatorChoice(**options)
             made = [twin(layer, operator) for layer in exact]
             for layer, other in zip(exact, made, strict=True):
                 become(layer, other)
             return tuple(exact)
-        _, report = convert_model(self.model, **options, inplace=True)
-        found = (self.model.get_submodule(entry.name) for entry in report.replaced if entry.name != "robust_pool")
-        layers = tuple(layer for layer in found if isinstance(layer, Decoupled))
-        if not layers:
-            raise ValueError(f"`model` has no plain convolution to move, got {type(self.model).__name__}")
-        return layers
+        before = {part for part in self.model.modules() if isinstance(part, Decoupled)}
+        refuse_nothing(self.model, options)
+        convert_model(self.model, **options, inplace=True)
+        return tuple(part for part in self.model.modules() if isinstance(part, Decoupled) and part not in before)
 
     @property
     def t(self) -> float:
@@ -104,14 +108,39 @@ class Homotopy:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a saved position."""
+        if not isinstance(state_dict, Mapping):
+            raise TypeError(f"`state_dict` must be a mapping, got {type(state_dict).__name__}")
         for key in ("position", "steps"):
             if key not in state_dict:
                 raise ValueError(f"`state_dict` must have the entry {key!r}, got {sorted(state_dict)}")
-        position, steps = int(state_dict["position"]), int(state_dict["steps"])
+        position, steps = state_dict["position"], state_dict["steps"]
+        if any(isinstance(count, bool) or not isinstance(count, int) for count in (position, steps)):
+            raise ValueError(f"`state_dict` must have whole numbers, got position {position!r} and steps {steps!r}")
         if not 0 <= position <= steps or steps < 1:
             raise ValueError(f"`state_dict` must have 0 <= position <= steps, got {position} of {steps}")
         self.position, self.steps = position, steps
         self._blend()
+
+
+def checked_target(target: Any) -> dict[str, Any]:
+    """`convert_model`'s options that a target names, with a magnitude among them."""
+    options = dict(target) if isinstance(target, Mapping) else {"magnitude": target}
+    for key in options:
+        if key not in OPTIONS:
+            raise ValueError(f"`target` has the unknown option {key!r}; {nearest(str(key), OPTIONS)}")
+    if options.get("magnitude") is None:
+        raise ValueError(f"`target` must have a magnitude, got {target!r}")
+    return options
+
+
+def refuse_nothing(model: nn.Module, options: Mapping[str, Any]) -> None:
+    """Raise, before anything is changed, where no convolution would move."""
+    plan, skip = Plan(), check_skip(model, options.get("skip", ()))
+    operator = OperatorChoice(**{key: options[key] for key in OPERATOR if key in options})
+    choice, keep_shortcuts = options.get("convolutions", "all"), options.get("keep_shortcuts", True)
+    plan_convolutions(plan, model, operator, skip, choice, keep_shortcuts)
+    if not plan.swaps:
+        raise ValueError(f"nothing to convert in {type(model).__name__}: {seen(model, plan)}")
 
 
 def is_exact(module: nn.Module) -> bool:

@@ -33,6 +33,14 @@ TWINS: dict[type[nn.Module], type[Decoupled]] = {
     nn.ConvTranspose2d: DecoupledConvTranspose2d,
     nn.ConvTranspose3d: DecoupledConvTranspose3d,
 }
+# What decides the function of a convolution: a class with one of these of its own computes something else.
+CALLED = (
+    "forward", "_conv_forward", "_output_padding", "__call__", "_call_impl", "_wrapped_call_impl", "__getattr__",
+    "__getattribute__",
+)  # fmt: skip
+ENTRIES = ("_parameters", "_buffers", "_modules")
+OPERATOR_NAMES = ("magnitude", "angular", "weighting", "eps")
+GEOMETRY = ("stride", "padding", "dilation", "groups", "padding_mode")
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,17 +83,24 @@ def why_not_convertible(module: Any) -> str | None:
         return "its weight is parametrized"
     if not isinstance(module._parameters.get("weight"), Tensor):
         return "its weight is not a parameter (weight_norm, spectral_norm or pruning hold it elsewhere)"
+    if "bias" not in module._parameters:
+        return "its bias is not a parameter (pruning holds it elsewhere)"
     if not module.weight.is_floating_point():
         return f"its weight is {module.weight.dtype}, not a floating-point tensor"
     if "forward" in vars(module) or "_conv_forward" in vars(module):
         return "its forward is wrapped"
+    for name in (name for kind in ENTRIES for name in vars(module)[kind]):
+        if name in OPERATOR_NAMES or hasattr(TWINS[base_class(module)], name):
+            return f"it holds {name!r}, which means something else in a decoupled layer"
     if is_prepared(module):
         return None
     kind, base = type(module), base_class(module)
-    if kind.forward is not base.forward or getattr(kind, "_conv_forward", None) is not getattr(
-        base, "_conv_forward", None
-    ):
-        return f"its class {kind.__name__} has a forward of its own"
+    for method in CALLED:
+        if getattr(kind, method, None) is not getattr(base, method, None):
+            return f"its class {kind.__name__} has a {method.strip('_')} of its own"
+    for read in ("weight", "bias", *GEOMETRY):
+        if hasattr(kind, read) and not hasattr(base, read):
+            return f"its class {kind.__name__} has a {read} of its own"
     return None
 
 
@@ -93,9 +108,7 @@ def twin(module: Any, operator: OperatorChoice) -> Decoupled:
     """A decoupled layer with the very parameters of a convolution; nothing is drawn at random or copied."""
     base = base_class(module)
     kind: Any = PreparedConv2d if is_prepared(module) or isinstance(module, PreparedConv2d) else TWINS[base]
-    geometry: dict[str, Any] = {
-        key: getattr(module, key) for key in ("stride", "padding", "dilation", "groups", "padding_mode")
-    }
+    geometry: dict[str, Any] = {key: getattr(module, key) for key in GEOMETRY}
     if hasattr(module, "output_padding") and "Transpose" in base.__name__:
         geometry["output_padding"] = module.output_padding
     chosen: dict[str, Any] = {
@@ -125,9 +138,14 @@ def plain_forward(layer: Any, *arguments: Any, **keywords: Any) -> Tensor:
 def become(module: nn.Module, other: nn.Module) -> None:
     """Turn a module into another in place: whatever refers to it, by any name, sees the other.
 
-    Hooks stay registered (with their handles), and attributes that the other does not have are kept.
+    Hooks stay registered (with their handles), and attributes, parameters, buffers and submodules that the other does
+    not have are kept.
     """
     held, taken = module.__dict__, other.__dict__
+    for kind in ENTRIES:
+        taken[kind] = {**taken[kind], **{key: one for key, one in held[kind].items() if not hasattr(other, key)}}
+    volatile = held["_non_persistent_buffers_set"] & taken["_buffers"].keys()
+    taken["_non_persistent_buffers_set"] = taken["_non_persistent_buffers_set"] | volatile
     for key, value in held.items():
         if "hook" in key or key not in taken:
             taken[key] = value

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -13,12 +12,13 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
 from hyperball.convert import structure
-from hyperball.convert.heads import ProjectedLinear, make_projection, parse_projection
+from hyperball.convert.copying import copy_model
+from hyperball.convert.heads import ProjectedLinear, head_paths, is_plain_linear, parse_projection, projected_twin
 from hyperball.convert.layers import OperatorChoice, become, twin, why_not_convertible
-from hyperball.convert.pooling import HOOK_NAME, PoolByHook, PoolSearch, is_robust, like, robust_twin
+from hyperball.convert.pooling import HOOK_NAME, PoolByHook, PoolSearch, check_pool, is_robust, like, robust_twin
 from hyperball.convert.report import Kept, Replaced, Report
 from hyperball.convert.running import difference, outputs
-from hyperball.convert.selection import Choice, check_skip, choose, matching
+from hyperball.convert.selection import Choice, aliases, check_skip, choose, skipped
 from hyperball.functional.decoupled import Angular, Magnitude
 from hyperball.nn.decoupled import Decoupled
 
@@ -84,11 +84,16 @@ def convert_model(
     model = check_model(model)
     if magnitude is None and pool is None and projection is None:
         raise ValueError("give a `magnitude`, a `pool` or a `projection`: otherwise there is nothing to convert")
-    operator = None if magnitude is None else OperatorChoice(magnitude, angular, weighting)
+    chosen = OperatorChoice("linear" if magnitude is None else magnitude, angular, weighting)
+    operator = None if magnitude is None else chosen
     if projection is not None:
         parse_projection(projection)
+    check_pool(pool)
+    for argument, given in (("keep_shortcuts", keep_shortcuts), ("inplace", inplace)):
+        if not isinstance(given, bool):
+            raise TypeError(f"`{argument}` must be True or False, got {given!r}")
     patterns = check_skip(model, skip)
-    target = model if inplace else copy.deepcopy(model)
+    target = model if inplace else copy_of(model)
     plan = Plan()
     if operator is not None:
         plan_convolutions(plan, target, operator, patterns, convolutions, keep_shortcuts)
@@ -101,6 +106,13 @@ def convert_model(
     if not plan.swaps and not plan.hooks and not plan.done_before:
         raise ValueError(f"nothing to convert in {type(model).__name__}: {seen(model, plan)}")
     return target, carry_out(plan, target, operator, batch)
+
+
+def copy_of(model: nn.Module) -> nn.Module:
+    try:
+        return copy_model(model)
+    except RuntimeError as error:
+        raise RuntimeError(f"{error}; `inplace=True` converts the model without a copy") from error
 
 
 def check_model(model: nn.Module) -> nn.Module:
@@ -126,17 +138,15 @@ def plan_convolutions(
     plan: Plan, model: nn.Module, operator: OperatorChoice, skip: tuple[str, ...], choice: Choice, keep_shortcuts: bool
 ) -> None:
     """A twin for every convolution that is chosen, or the reason why it is kept."""
-    found = structure.convolutions(model)
-    chosen = choose(found, choice)
+    found, paths = structure.convolutions(model), aliases(model)
+    chosen = choose(found, choice, paths)
     by_rule = isinstance(choice, str) and choice in ("all", "all_but_first")
     classifier = structure.find_classifier(model) if by_rule else None
     for name, conv in found.items():
         reason = chosen[name]
         if isinstance(conv, Decoupled):
             plan.done_before, reason = True, "it is decoupled already"
-        elif pattern := matching(name, skip):
-            reason = f"skipped by {pattern!r}"
-        reason = reason or why_not_convertible(conv)
+        reason = reason or skipped(paths[conv], skip) or why_not_convertible(conv)
         if reason is None and by_rule:
             reason = "the classifier" if name == classifier else None
             if keep_shortcuts:
@@ -153,11 +163,11 @@ def plan_pooling(plan: Plan, model: nn.Module, penalty: Any, skip: tuple[str, ..
     robust = structure.find_global_pools(model, is_robust)
     for name in robust:
         plan.keep(name, model.get_submodule(name), "it is robust already")
-    paths = structure.find_global_pools(model)
+    paths, known = structure.find_global_pools(model), aliases(model)
     for name in paths:
         module = model.get_submodule(name)
-        if pattern := matching(name, skip):
-            plan.keep(name, module, f"skipped by {pattern!r}")
+        if reason := skipped(known[module], skip):
+            plan.keep(name, module, reason)
         else:
             made = like(model, robust_twin(module, penalty))
             plan.swap(name, module, made, type(made).__name__)
@@ -184,31 +194,22 @@ def plan_pooling(plan: Plan, model: nn.Module, penalty: Any, skip: tuple[str, ..
 
 
 def plan_projection(plan: Plan, model: nn.Module, projection: str, skip: tuple[str, ...]) -> None:
-    """A projected twin for the linear classifier."""
-    name = structure.find_classifier(model)
-    classifier: Any = None if name is None else model.get_submodule(name)
-    if isinstance(classifier, ProjectedLinear):
-        plan.done_before = True
-        plan.keep(str(name), classifier, "it is projected already")
-        return
-    if pattern := matching(str(name), skip):
-        plan.keep(str(name), classifier, f"skipped by {pattern!r}")
-        return
-    if type(classifier) is not nn.Linear or why_not_convertible_linear(classifier):
-        found = "none" if classifier is None else f"{type(classifier).__name__} {name!r}"
-        raise ValueError(f"`projection` needs a linear classifier at the end, {type(model).__name__} has {found}")
-    weight: Any = classifier.weight
-    features = (classifier.in_features, classifier.out_features)
-    made = ProjectedLinear(*features, bias=False, device="meta", projection=projection)
-    made.register_parameter("weight", weight)
-    made.register_parameter("bias", classifier.bias)
-    made.norm = nn.BatchNorm1d(features[0], affine=False, device=weight.device, dtype=weight.dtype)
-    made.projection = make_projection(projection, weight.device, weight.dtype)
-    plan.swap(str(name), classifier, made.train(classifier.training), f"ProjectedLinear, {projection}")
-
-
-def why_not_convertible_linear(module: Any) -> bool:
-    return "forward" in vars(module) or not isinstance(module._parameters.get("weight"), nn.Parameter)
+    """A projected twin for the linear classifier, or for each of several."""
+    paths = head_paths(model, structure.find_classifier(model))
+    if not paths:
+        raise ValueError(f"`projection` needs a linear classifier at the end, {type(model).__name__} has none")
+    for name in paths:
+        classifier = model.get_submodule(name)
+        if isinstance(classifier, ProjectedLinear):
+            plan.done_before = True
+            plan.keep(name, classifier, "it is projected already")
+        elif reason := skipped(aliases(model)[classifier], skip):
+            plan.keep(name, classifier, reason)
+        elif is_plain_linear(classifier):
+            plan.swap(name, classifier, projected_twin(classifier, projection), f"ProjectedLinear, {projection}")
+        else:
+            found = f"{type(classifier).__name__} {name!r}"
+            raise ValueError(f"`projection` needs a linear classifier at the end, {type(model).__name__} has {found}")
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -29,6 +29,15 @@ class RobustGlobalPool(nn.Module):
         return pooled.movedim(1, -1) if self.channels_last else pooled
 
 
+def check_pool(penalty: Any) -> None:
+    """Raise an error that names `pool` where a robust pooling does not take this penalty; None is no pooling."""
+    try:
+        if penalty is not None:
+            RobustPool2d(penalty=penalty)
+    except (TypeError, ValueError) as error:
+        raise type(error)(f"`pool` must be a penalty such as 'huber(c=1)', got {penalty!r}: {error}") from None
+
+
 def is_robust(module: nn.Module) -> bool:
     return isinstance(module, RobustPool1d | RobustPool2d | RobustGlobalPool | PoolByHook)
 

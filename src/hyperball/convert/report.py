@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -47,8 +48,10 @@ class Report:
     notes: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, Any]:
-        """Lists, texts, numbers and None alone, ready for JSON."""
+        """Lists, texts, numbers and None alone, ready for JSON; numbers that are not finite are texts ("nan")."""
         plain = asdict(self)
+        gap = plain["difference"] or {}
+        plain["difference"] = {key: one if math.isfinite(one) else str(one) for key, one in gap.items()} or None
         return {key: list(value) if isinstance(value, tuple) else value for key, value in plain.items()}
 
     def __str__(self) -> str:

@@ -34,10 +34,11 @@ def call(model: nn.Module, batch: Any) -> Any:
     return model(*(batch if isinstance(batch, tuple) else (batch,)))
 
 
-def outputs(model: nn.Module, batch: Any) -> list[Tensor]:
-    """The floating-point tensors among what the model gives in evaluation."""
+def outputs(model: nn.Module, batch: Any, numbers: bool = False) -> list[Tensor]:
+    """The floating-point tensors among what the model gives in evaluation; with `numbers`, all tensors."""
     with evaluating(model):
-        return [leaf.detach().clone() for leaf in tensors(call(model, batch)) if leaf.is_floating_point()]
+        given = [leaf.detach().clone() for leaf in tensors(call(model, batch))]
+    return [leaf for leaf in given if numbers or leaf.is_floating_point()]
 
 
 def tensors(item: Any) -> Iterator[Tensor]:
@@ -55,10 +56,13 @@ def tensors(item: Any) -> Iterator[Tensor]:
 
 
 def difference(before: list[Tensor], after: list[Tensor]) -> Difference:
-    """max |y − y'| and max |y − y'| / max |y|."""
+    """max |y − y'| and max |y − y'| / max |y|, over finite y there; equal infinities differ by 0, NaN by NaN."""
     if [a.shape for a in before] != [b.shape for b in after]:
         raise ValueError(f"the outputs changed shape: {[tuple(b.shape) for b in after]}")
-    gaps = [float((a.double() - b.double()).abs().max()) for a, b in zip(before, after, strict=True) if a.numel()]
-    sizes = [float(a.double().abs().max()) for a in before if a.numel()]
-    absolute = max(gaps, default=0.0)
-    return Difference(absolute, absolute / max(max(sizes, default=0.0), 1e-30))
+    absolute, size = torch.zeros((), dtype=torch.double), 1e-30
+    for a, b in zip(before, after, strict=True):
+        one, other = a.double().cpu(), b.double().cpu()
+        gaps = torch.where(one == other, 0.0, (one - other).abs())
+        absolute = torch.maximum(absolute, gaps.max()) if gaps.numel() else absolute  # a NaN stays
+        size = max(size, float(one[one.isfinite()].abs().amax())) if bool(one.isfinite().any()) else size
+    return Difference(float(absolute), float(absolute) / size)

@@ -20,11 +20,24 @@ def matches(name: str, pattern: str) -> bool:
     return fnmatchcase(name, pattern) or fnmatchcase(name, f"{pattern}.*")
 
 
-def matching(name: str, patterns: Iterable[str]) -> str | None:
-    return next((pattern for pattern in patterns if matches(name, pattern)), None)
+def aliases(model: nn.Module) -> dict[nn.Module, tuple[str, ...]]:
+    """Every path of every module: those that are shared have several."""
+    paths: dict[nn.Module, tuple[str, ...]] = {}
+    for name, part in model.named_modules(remove_duplicate=False):
+        paths[part] = (*paths.get(part, ()), name)
+    return paths
+
+
+def skipped(paths: Iterable[str], patterns: Iterable[str]) -> str | None:
+    """The reason why a module with these paths is skipped, or None."""
+    found = next((pattern for pattern in patterns for path in paths if matches(path, pattern)), None)
+    return None if found is None else f"skipped by {found!r}"
 
 
 def as_patterns(argument: str, given: Any) -> tuple[str, ...]:
+    """The patterns of an argument, a text or several."""
+    if not isinstance(given, str) and (isinstance(given, Mapping) or not isinstance(given, Iterable)):
+        raise TypeError(f"`{argument}` must be a path pattern such as 'layer4.*', or several, got {given!r}")
     patterns = (given,) if isinstance(given, str) else tuple(given)
     for pattern in patterns:
         if not isinstance(pattern, str) or not pattern:
@@ -51,19 +64,22 @@ def check_skip(model: nn.Module, skip: Any) -> tuple[str, ...]:
     return patterns
 
 
-def choose(found: Mapping[str, nn.Module], choice: Choice) -> dict[str, str | None]:
-    """For every convolution the reason why it is not chosen, or None."""
+def choose(
+    found: Mapping[str, nn.Module], choice: Choice, paths: Mapping[nn.Module, tuple[str, ...]]
+) -> dict[str, str | None]:
+    """For every convolution the reason why it is not chosen, or None; a shared one is chosen by any of its paths."""
     if callable(choice):
-        return {name: None if choice(name, part) else "not chosen by the function" for name, part in found.items()}
-    if choice == "all":
-        return dict.fromkeys(found)
-    if choice == "all_but_first":
-        first = next(iter(found), None)
+        return {
+            name: None if any(choice(path, part) for path in paths[part]) else "not chosen by the function"
+            for name, part in found.items()
+        }
+    if isinstance(choice, str) and choice in RULES:
+        first = next(iter(found), None) if choice == "all_but_first" else None
         return {name: "the first convolution" if name == first else None for name in found}
     patterns = as_patterns("convolutions", choice)
-    if isinstance(choice, str) and not any(matches(name, choice) for name in found):
-        close = difflib.get_close_matches(choice, RULES, n=1)
-        if close:
-            raise ValueError(f"`convolutions` must be one of {RULES}, patterns or a function; {nearest(choice, RULES)}")
-    refuse_unmatched("convolutions", patterns, found)
-    return {name: None if matching(name, patterns) else "not among the patterns" for name in found}
+    known = [path for part in found.values() for path in paths[part]]
+    unmatched = isinstance(choice, str) and not any(matches(path, choice) for path in known)
+    if isinstance(choice, str) and unmatched and difflib.get_close_matches(choice, RULES, n=1):
+        raise ValueError(f"`convolutions` must be one of {RULES}, patterns or a function; {nearest(choice, RULES)}")
+    refuse_unmatched("convolutions", patterns, known)
+    return {name: None if skipped(paths[part], patterns) else "not among the patterns" for name, part in found.items()}

@@ -3,9 +3,10 @@
 Nothing is traced, so any model can be read. The rules:
 
 * A 1×1 convolution lies on a residual shortcut if part of its path says "shortcut" or "skip", or "downsample" where it
-  is all that the part convolves; or else if it is the only convolution of one child of a block, changes the channels
-  or the size, does not continue the convolution before it, and the block's other convolutions, two at least, form a
-  chain from the same input channels to the same output channels, with the same stride in all.
+  is all that the outermost such part convolves; or else if it is the only convolution of one child of a block, changes
+  the channels or the size, does not continue the convolution before it, and the block's other convolutions, two at
+  least, form a chain from the same input channels to the same output channels, with the same stride in all, and this
+  is so for no other convolution of the block.
 * The classifier is what timm's configuration names, or else the last layer with weights: a linear layer, or a 1×1
   convolution with nothing normalizing behind it.
 * The global pooling is an average pooling to one position, called `global_pool` or with no convolution but the
@@ -44,15 +45,14 @@ def shortcut_reason(model: nn.Module, name: str, conv: Any) -> str | None:
     parts = name.split(".")
     if any(word in part.lower() for part in parts for word in SHORTCUT_WORDS):
         return "a 1×1 convolution on a residual shortcut, by its name"
-    for depth, part in enumerate(parts, 1):
-        inside = convolutions(model.get_submodule(".".join(parts[:depth])))
-        if AMBIGUOUS_WORD in part.lower() and len(inside) == 1:
-            return "a 1×1 convolution on a residual shortcut, by its name"
+    named = next((depth for depth, part in enumerate(parts, 1) if AMBIGUOUS_WORD in part.lower()), 0)
+    if named and len(convolutions(model.get_submodule(".".join(parts[:named])))) == 1:
+        return "a 1×1 convolution on a residual shortcut, by its name"
     if conv.in_channels == conv.out_channels and all(step == 1 for step in conv.stride):
         return None
     for depth in range(len(parts)):
         block = model.get_submodule(".".join(parts[:depth]))
-        if not isinstance(block, CONTAINERS) and runs_beside(block, parts[depth], conv):
+        if not isinstance(block, CONTAINERS) and runs_beside(block, parts[depth], conv) and is_alone(block, conv):
             return "a 1×1 convolution on a residual shortcut, by the channels of its block"
     return None
 
@@ -73,6 +73,20 @@ def runs_beside(block: nn.Module, child: str, conv: Any) -> bool:
         return False
     continues = every[place - 1].out_channels == conv.in_channels if place else conv.out_channels == rest[0].in_channels
     return step > 1 or not continues
+
+
+def is_alone(block: nn.Module, conv: Any) -> bool:
+    """Whether no other 1×1 convolution of the block runs beside the rest: a block has one shortcut (NASNet has two)."""
+    for name, child in block.named_children():
+        inside = list(convolutions(child).values())
+        if (
+            len(inside) == 1
+            and inside[0] is not conv
+            and is_pointwise(inside[0])
+            and runs_beside(block, name, inside[0])
+        ):
+            return False
+    return True
 
 
 def find_classifier(model: nn.Module) -> str | None:

@@ -9,7 +9,8 @@ from typing import Any
 from torch import nn
 
 from hyperball.convert import storage
-from hyperball.models.registry import create
+from hyperball.convert.recipes import TABLED, check_recipe, model_recipe, stored_form
+from hyperball.models.registry import create, describe
 
 
 def save(
@@ -23,20 +24,23 @@ def save(
 ) -> Path:
     """Write a model's state with what `create` needs to build it: `load(path)` gives it back.
 
-    `options` are those that `create` was given (texts and numbers); `report` is kept beside them, for people.
+    `options` are those that `create` was given (texts, numbers, values of tables); `report` is kept, for people.
     """
-    made = {"name": name, "num_classes": num_classes, "options": dict(options or {})}
+    plain = {key: stored_form(value) if isinstance(value, TABLED) else value for key, value in (options or {}).items()}
+    name, num_classes, plain = check_recipe(name, num_classes, plain)
+    if "/" not in name:
+        describe(name)
+    made = {"name": name, "num_classes": num_classes, "options": plain}
     return storage.save(model, path, metadata={"model": made, **({"report": dict(report)} if report else {})})
 
 
 def load(path: str | Path) -> nn.Module:
     """The model that `save` wrote, with its weights; nothing is unpickled or downloaded."""
     tensors, metadata = storage.read(path)
-    made = metadata.get("model")
-    if not isinstance(made, dict) or "name" not in made:
-        raise ValueError(f"{path} does not say which model it holds; create one and use hyperball.convert.load")
-    options = {**made.get("options", {})}
-    options.pop("pretrained", None)
-    model = create(made["name"], made.get("num_classes"), **options)
+    name, num_classes, options = model_recipe(path, metadata)
+    try:
+        model = create(name, num_classes, **options)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise ValueError(f"{path} holds a model that cannot be made from its metadata: {error}") from error
     storage.load_state(model, tensors)
     return model
