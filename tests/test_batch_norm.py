@@ -235,6 +235,7 @@ def test_the_solver_recovers_from_a_start_on_tied_outliers() -> None:
     torch.testing.assert_close(found.s.double(), wanted_s, rtol=1e-3, atol=0)
 
 
+@pytest.mark.slow
 def test_compiled_estimates_agree_with_eager_ones_near_breakdown() -> None:
     x = torch.randn(1000, 3)
     x[:450, 0], x[:480, 1] = 1e3, 1e5
@@ -331,7 +332,7 @@ def test_wrong_arguments_of_the_function_are_refused_by_name() -> None:
         robust_batch_norm(x, None, None)
     with pytest.raises(ValueError, match=r"`weight` must have shape \(4,\)"):
         robust_batch_norm(x, None, None, torch.ones(3), training=True)
-    with pytest.raises(ValueError, match="`eps` must be > 0, got -1"):
+    with pytest.raises(ValueError, match="`eps` must be > 0 and finite, got -1"):
         robust_batch_norm(x, None, None, training=True, eps=-1.0)
     with pytest.raises(ValueError, match="at least 2 dimensions"):
         robust_batch_norm(x[0], None, None, training=True)
@@ -341,3 +342,39 @@ def test_wrong_arguments_of_the_function_are_refused_by_name() -> None:
         robust_batch_norm(x, None, None, training=True, penalty=radial.barron(shape=torch.tensor(1.0)))
     with pytest.raises(ValueError, match="`c` must have 1 or 4 values"):
         robust_batch_norm(x, None, None, training=True, penalty=radial.huber(c=torch.ones(3)))
+
+
+@pytest.mark.parametrize("penalty", PENALTIES)
+def test_one_far_outlier_has_finite_gradients(penalty: str) -> None:
+    x = torch.randn(64, 3)
+    x[0, 0] = 1e26
+    leaf = x.requires_grad_()
+    y = robust_batch_norm(leaf, None, None, training=True, penalty=penalty)
+    (g,) = torch.autograd.grad((y * torch.randn(64, 3)).sum(), leaf)
+    assert y.isfinite().all()
+    assert g.isfinite().all()
+
+
+@pytest.mark.parametrize("shape", [(37, 5), (4, 5, 40), (3, 5, 8, 9)])
+def test_quadratic_is_mean_and_deviation_to_rounding(shape: tuple[int, ...]) -> None:
+    x = 3.0 * torch.randn(shape, dtype=torch.float64) - 7.0
+    m, s = estimate(x, "quadratic", 1.0)
+    dims = [d for d in range(x.dim()) if d != 1]
+    torch.testing.assert_close(m, x.mean(dims), rtol=1e-14, atol=0)
+    torch.testing.assert_close(s, x.std(dims, correction=0), rtol=1e-14, atol=0)
+
+
+def test_settled_channels_are_left_out_of_further_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(200, 32)
+    x[:88, 0] = 1e3  # takes many more steps than the others
+    seen = []
+    original = solver.packed_totals
+
+    def counted(x: Tensor, *rest: object) -> Tensor:
+        seen.append(x.shape[1])
+        return original(x, *rest)
+
+    monkeypatch.setattr(solver, "packed_totals", counted)
+    estimate(x, "huber", 1.0)
+    assert seen[-1] < 8
+    assert sum(seen) < 8 * 32

@@ -215,11 +215,13 @@ def test_exported_evaluation_equals_eager() -> None:
 ONE_RANK = """
 import sys, torch, torch.distributed as dist
 from hyperball.nn.batch_norm import RobustBatchNorm1d
+from hyperball.training.distributed import synchronize
 rank, folder, penalty = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)
 given = torch.load(f"{folder}/given.pt")
-layer = RobustBatchNorm1d(3, penalty=penalty, dtype=torch.float64)
+layer = RobustBatchNorm1d(3, penalty=penalty, dtype=torch.float64, sync=False)
+synchronize(layer, torch.device("cpu"))
 part = slice(0, 30) if rank == 0 else slice(30, None)
 x = given["x"][part].requires_grad_()
 y = layer(x)
@@ -329,3 +331,9 @@ def test_a_layer_made_on_the_meta_device_is_whole_after_a_reset(learned):
     layer.reset_parameters()
     torch.testing.assert_close(layer.radius, torch.tensor([1.0, 2.0]))
     assert layer(torch.randn(4, 2, 3, 3)).dtype == torch.float32
+
+
+@pytest.mark.parametrize("eps", [0.0, -1.0, float("inf"), float("nan")])
+def test_an_eps_that_is_not_positive_is_refused_at_construction(eps: float) -> None:
+    with pytest.raises(ValueError, match="`eps` must be > 0"):
+        RobustBatchNorm1d(4, eps=eps)

@@ -76,3 +76,35 @@ def test_what_cannot_be_explained_is_refused():
         hb.explain(nn.Linear(2, 2))
     with pytest.raises(ValueError, match="`magnitude`"):
         hb.explain(hb.functional.decoupled_linear)
+
+
+@pytest.mark.parametrize(
+    "make, problem, solver, kernel",
+    [
+        (lambda: hb.nn.RobustBatchNorm2d(4), "argmin Σ s·φ((x − m)/s)", "Newton in (m, s)", "no C path"),
+        (lambda: hb.nn.RobustBatchNorm1d(4, penalty="welsch"), "from huber's location", "Newton", "eager"),
+        (lambda: hb.nn.Projection(1, "ball"), "‖u‖_1 ≤ r, r learned", "without a sort", "hand-written backward"),
+        (lambda: hb.nn.Projection(float("inf"), "sphere", learn=False), "‖u‖_∞ = r, r fixed", "closed form", "eager"),
+        (
+            lambda: hb.nn.Declarative(lambda x, u: (x - u).square().sum(-1), torch.zeros(2)),
+            "argmin_u f(x, u), f",
+            "Newton up to 64 variables",
+            "the objective is the user's",
+        ),
+        (
+            lambda: hb.nn.Declarative(
+                lambda x, u: (x - u).square().sum(-1), torch.zeros(2), equality=lambda x, u: u.sum(-1) - 1
+            ),
+            "subject to h(x, u) = 0",
+            "augmented Lagrangian",
+            "eager",
+        ),
+    ],
+)
+def test_a_declared_layer_says_its_problem_solver_and_kernel(make, problem, solver, kernel):
+    layer = make()
+    explanation = hb.explain(layer)
+    assert problem in explanation["problem"]
+    assert solver in explanation["solver"]
+    assert kernel in explanation["kernel"]
+    assert hb.explain(nn.Sequential(layer))["0"] == explanation["kernel"]

@@ -106,7 +106,7 @@ def test_gradient_equals_finite_differences(name):
     )
 
 
-@pytest.mark.parametrize("linear", [Dense(), ConjugateGradient()])
+@pytest.mark.parametrize("linear", [Dense(), pytest.param(ConjugateGradient(), marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", ["sphere", "ball"])
 def test_second_derivatives_pass_gradgradcheck(name, linear):
     constraints, _ = SETS[name]

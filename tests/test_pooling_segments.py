@@ -95,7 +95,8 @@ def test_compiled_segments_give_the_same_values_and_gradients():
 def test_the_segment_operators_pass_opcheck():
     x = rows(9, 2).requires_grad_()
     c, shape = (torch.full((2, 2), item, dtype=D, requires_grad=True) for item in (0.9, 1.4))
-    torch.library.opcheck(kernel.segment_op, (x, torch.tensor([0, 4, 9]), c, shape, "barron"))
+    for weights in (None, torch.rand_like(x)):
+        torch.library.opcheck(kernel.segment_op, (x, weights, torch.tensor([0, 4, 9]), c, shape, "barron"))
 
 
 class Center(torch.nn.Module):

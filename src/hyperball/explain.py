@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -17,10 +18,14 @@ from hyperball.functional.decoupled import needs_norm
 from hyperball.functional.pooling_checks import single_penalty
 from hyperball.kernels import dispatch, epilogue
 from hyperball.kernels.pooling import explain_pooling, solver_of
+from hyperball.kernels.pooling_rows import is_convex
+from hyperball.nn.batch_norm import RobustBatchNorm
+from hyperball.nn.declarative import Declarative
 from hyperball.nn.decoupled import Decoupled, DecoupledConvTransposeNd
 from hyperball.nn.fused import DecoupledConvBNAct
 from hyperball.nn.learned import LearnedValue
 from hyperball.nn.pooling import RobustPool
+from hyperball.nn.projection import Projection
 from hyperball.rows import AnyValue, Value
 
 
@@ -50,6 +55,9 @@ def explain(module_or_call: nn.Module | Callable[..., Tensor], *arguments: Any, 
         return _of_layer(module_or_call)
     if isinstance(module_or_call, RobustPool):
         return _of_pool(module_or_call)
+    described = _of_declared(module_or_call)
+    if described is not None:
+        return described
     if isinstance(module_or_call, nn.Module):
         return _of_model(module_or_call)
     if callable(module_or_call) and module_or_call in POOLS:
@@ -110,8 +118,66 @@ def _of_pool_call(function: Callable[..., Any], arguments: tuple[Any, ...], keyw
     kernel = explain_pooling(value, *place)
     if function is pools.robust_pool_vectors:
         kernel = "eager: sets of vectors are solved by Newton and IRLS steps in torch's own operators"
-    lines = (("problem", f"y = argmin_u Σ φ(u − x), φ(z) = {value.row.formula}"), ("kernel", kernel))
+    solver = "Newton or IRLS, the better of the two" if function is pools.robust_pool_vectors else solver_of(value)
+    problem = f"y = argmin_u Σ φ(u − x), φ(z) = {value.row.formula}"
+    lines = (("problem", problem), ("solver", solver), ("kernel", kernel))
     return Explanation(f"hyperball.functional.{function.__name__}", lines)
+
+
+def _of_declared(layer: Any) -> Explanation | None:
+    """A robust batch norm, a projection or a declarative layer; None for anything else."""
+    describe: tuple[tuple[type, Callable[[Any], tuple[str, str, str]]], ...] = (
+        (RobustBatchNorm, _batch_norm_lines),
+        (Projection, _projection_lines),
+        (Declarative, _declarative_lines),
+    )
+    for kind, lines in describe:
+        if isinstance(layer, kind):
+            return Explanation(repr(layer), tuple(zip(("problem", "solver", "kernel"), lines(layer), strict=True)))
+    return None
+
+
+def _batch_norm_lines(layer: RobustBatchNorm) -> tuple[str, str, str]:
+    value = layer.penalty
+    problem = f"(m, s) = argmin Σ s·φ((x − m)/s) + n·s·β/2 of every channel, φ(z) = {value.row.formula}"
+    if not is_convex(value):
+        problem = f"m = argmin_u Σ φ((x − u)/s0), from huber's location and scale s0, φ(z) = {value.row.formula}"
+    solver = "Newton in (m, s), channel by channel; in evaluation the running statistics"
+    return problem, solver, "eager: torch's own operators and a hand-written implicit backward; it has no C path"
+
+
+def _projection_lines(layer: Projection) -> tuple[str, str, str]:
+    relation = "≤" if layer.surface == "ball" else "="
+    norm = "∞" if math.isinf(layer.p) else f"{layer.p:g}"
+    threshold = "the threshold by monotone Newton, without a sort"
+    return (
+        f"y = argmin_u ‖u − x‖²/2 subject to ‖u‖_{norm} {relation} r, r {'learned' if layer.learn else 'fixed'}",
+        threshold if layer.p == 1 else "closed form",
+        "eager: torch's own operators and a hand-written backward, exact in x and r",
+    )
+
+
+def _declarative_lines(layer: Declarative) -> tuple[str, str, str]:
+    held = [
+        text
+        for text, given in (("h(x, u) = 0", layer.equality), ("G(x, u) ≤ 0", layer.inequality))
+        if given is not None
+    ]
+    constraints = f" subject to {' and '.join(held)}" if held else ""
+    name = getattr(layer.objective, "__name__", type(layer.objective).__name__)
+    solver = "Newton up to 64 variables per element, LBFGS beyond" if layer.solver is None else _name_of(layer.solver)
+    if held and layer.solver is None:
+        solver = f"augmented Lagrangian around {solver}"
+    adjoint = "Implicit" if layer.adjoint is None else _name_of(layer.adjoint)
+    return (
+        f"y = argmin_u f(x, u){constraints}, f = {name}",
+        f"{solver}; gradients: {adjoint}",
+        "eager: the objective is the user's, differentiated by autograd",
+    )
+
+
+def _name_of(setting: Any) -> str:
+    return setting if isinstance(setting, str) else type(setting).__name__
 
 
 def _facts_of_layer(layer: Decoupled) -> dispatch.Facts:
@@ -151,6 +217,8 @@ def _of_model(model: nn.Module) -> Explanation:
             lines.append((name, _of_layer(module)["kernel"]))
         elif isinstance(module, RobustPool):
             lines.append((name, _of_pool(module)["kernel"]))
+        elif (described := _of_declared(module)) is not None:
+            lines.append((name, described["kernel"]))
         elif isinstance(module, DecoupledConvBNAct):
             lines.append((name or "module", f"fused block: {module.explained()}"))
         elif type(module).__module__.startswith("hyperball.nn") and not isinstance(module, LearnedValue):

@@ -133,8 +133,15 @@ def make_value(row: Row, arguments: Mapping[str, Any]) -> Value:
         elif given in ("relative", "per", *ALIASES):
             raise ValueError(f"`{row.name}` has no radius, so it takes no `{given}`")
         else:
-            raise ValueError(f"`{row.name}` has no parameter {given!r}; {nearest(given, known)}")
+            raise ValueError(f"`{row.name}` has no parameter {given!r}; {nearest(given, _shown_names(row, known))}")
     return Value(row, parameters, options)
+
+
+def _shown_names(row: Row, known: list[str]) -> list[str]:
+    """The names as people write them: a penalty's radius is its c, and it knows no relative one."""
+    if getattr(row, "magnitude", True):
+        return known
+    return [name.replace("rho", "c") for name in known if name != "relative"]
 
 
 def _option_names(row: Row) -> list[str]:

@@ -36,7 +36,8 @@ from hyperball.kernels.batch_norm import (
     totals,
     work_dtype,
 )
-from hyperball.kernels.batch_norm_solver import joint_moments, local_moments, sample
+from hyperball.kernels.batch_norm_solver import joint_moments, local_moments
+from hyperball.kernels.batch_norm_start import sample
 from hyperball.rows import AnyValue, Row, Value, require_positive
 
 PENALTIES = ("quadratic", "pseudo_huber", "huber", "welsch", "truncated_quadratic", "barron")
@@ -49,14 +50,28 @@ def residuals(x: Tensor, m: Tensor, s: Tensor) -> Tensor:
 
 
 def joint_pull(x: Tensor, m: Tensor, s: Tensor, c: Tensor, shift: Tensor, growth: Tensor, e: Estimator) -> Tensor:
-    """psi'·(shift + growth·t), in x's dtype."""
-    _, _, slope, t = influence(residuals(x, m, s), spread(c, x), e)
-    return (slope * (spread(shift, x) + spread(growth, x) * t)).to(x.dtype)
+    """psi'·(shift + growth·t), in x's dtype; psi'·t first, because growth·t may overflow."""
+    if e.name == "quadratic":
+        return (residuals(x, m, s) * spread(growth, x) + spread(shift, x)).to(x.dtype)
+    if e.name == "huber" and not torch.is_grad_enabled() and not torch.compiler.is_compiling():
+        return huber_pull(x, m, s, c, shift, growth)
+    _, _, slope, t = influence(residuals(x, m, s), spread(c, x), e, chi=False)
+    return (slope * spread(shift, x) + slope * t * spread(growth, x)).to(x.dtype)
+
+
+def huber_pull(x: Tensor, m: Tensor, s: Tensor, c: Tensor, shift: Tensor, growth: Tensor) -> Tensor:
+    """[|t| <= c]·(shift + growth·t), in place."""
+    t = (x.to(m.dtype) - spread(m, x)).mul_(spread(1.0 / s, x))
+    psi = torch.minimum(t, spread(c, x))
+    psi = torch.maximum(psi, -spread(c, x), out=psi)
+    outside = t.sub_(psi).sign_().square_()
+    pull = psi.mul_(spread(growth, x)).add_(spread(shift, x))
+    return pull.addcmul_(pull, outside, value=-1.0).to(x.dtype)
 
 
 def local_pull(x: Tensor, m: Tensor, s: Tensor, c: Tensor, moved: Tensor, scaled: Tensor, e: Estimator) -> Tensor:
     """psi'·moved + (psi + t·psi')·scaled, in x's dtype."""
-    psi, _, slope, t = influence(residuals(x, m, s), spread(c, x), e)
+    psi, _, slope, t = influence(residuals(x, m, s), spread(c, x), e, chi=False)
     return (slope * spread(moved, x) + (psi + t * slope) * spread(scaled, x)).to(x.dtype)
 
 
@@ -308,7 +323,7 @@ def _radius(value: Value, x: Tensor) -> Tensor:
         if c.numel() not in (1, x.shape[1]):
             raise ValueError(f"`c` must have 1 or {x.shape[1]} values for {x.shape[1]} channels, got {c.numel()}")
         return c.to(work_dtype(x)).reshape(-1).expand(x.shape[1])
-    return torch.full((x.shape[1],), float(c), dtype=work_dtype(x), device=x.device)
+    return torch.full((1,), float(c), dtype=work_dtype(x), device=x.device).expand(x.shape[1])
 
 
 def _group(process_group: Any) -> Any:
@@ -319,13 +334,18 @@ def _group(process_group: Any) -> Any:
     return group if dist.get_world_size(group) > 1 else None
 
 
+def check_eps(eps: float) -> None:
+    """Refuse an eps that leaves a constant channel to be divided by 0."""
+    if not 0.0 < eps < math.inf:
+        raise ValueError(f"`eps` must be > 0 and finite, got {eps!r}; a constant channel is divided by sqrt(eps)")
+
+
 def _check_input(x: Tensor, running_mean: Any, running_var: Any, weight: Any, bias: Any, eps: float) -> None:
     if not isinstance(x, Tensor) or not x.is_floating_point():
         raise TypeError(f"`input` must be a floating-point tensor, got {getattr(x, 'dtype', type(x).__name__)}")
     if x.dim() < 2:
         raise ValueError(f"`input` must have at least 2 dimensions, [N, C, …], got {tuple(x.shape)}")
-    if not 0.0 < eps < math.inf:
-        raise ValueError(f"`eps` must be > 0, got {eps!r}")
+    check_eps(eps)
     given = {"running_mean": running_mean, "running_var": running_var, "weight": weight, "bias": bias}
     for name, tensor in given.items():
         if tensor is not None and tuple(tensor.shape) != (x.shape[1],):

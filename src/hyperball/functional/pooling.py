@@ -4,10 +4,13 @@ quadratic gives the mean and absolute the median; huber, pseudo_huber and barron
 truncated_quadratic and barron(shape < 1) ignore what is far away. The same rules hold for every function here:
 
 * A NaN among its samples makes a row NaN, and no other row; so does having no sample at all (all masked, or an empty
-  segment). ±inf, and what lies within a factor of 16 of the dtype's largest number, counts as very far away.
+  segment). ±inf, and what lies within a factor of 16 of the dtype's largest number, counts as very far away, except
+  for the mean.
+* Weights are finite and ≥ 0: others are refused where they can be read, on any device, before anything is traced.
 * float16 and bfloat16 are solved in float32; y has x's dtype.
 * c and shape may be tensors; gradients flow into them, into x and into the weights, to second order. A tensor c is
-  checked to be > 0 on the CPU; elsewhere, and in compiled or transformed code, a row whose c is not > 0 is NaN.
+  checked to be > 0 and finite on the CPU; elsewhere, and in compiled or transformed code, a row whose c is not > 0 is
+  NaN.
 * Where Σ w·phi'' is below 1e-3·Σ w·phi'/z the gradient is damped (ΣJ < 1); `return_status` says for which rows.
 """
 
@@ -69,7 +72,7 @@ def robust_pool(
     """
     value = checks.single_penalty(penalty)
     dims = checks.reduced_dims(x, dim)
-    held = checks.sample_weights(x.shape, x, weights, mask)
+    held = checks.summable(checks.sample_weights(x.shape, x, weights, mask), dims)
     kept = [1 if d - x.dim() in dims else x.shape[d] for d in range(x.dim())]
     rows = [x.shape[d] for d in range(x.dim()) if d - x.dim() not in dims]
     value = checks.aligned(value, x, lambda name, given: checks.kept_or_left(name, given, kept, rows))
@@ -84,6 +87,8 @@ def robust_pool1d(
     padding: int | Sequence[int] = 0,
     *,
     penalty: Penalty = HUBER,
+    weights: Tensor | None = None,
+    mask: Tensor | None = None,
     ceil_mode: bool = False,
     scale: str | None = None,
     return_weights: bool = False,
@@ -92,10 +97,11 @@ def robust_pool1d(
     """Robust pooling of windows of x, [N, C, L] or [C, L], with F.avg_pool1d's arguments; padding is no sample.
 
     `kernel_size` None pools all of L and keeps it as a dimension of size 1. A parameter of shape (C,) is per channel,
-    any other broadcasts to y. Pooling weights are [*y.shape, kernel_size].
+    any other broadcasts to y. `weights` and `mask` broadcast to x. Pooling weights are [*y.shape, kernel_size].
     """
     geometry = checks.windows(x, 1, kernel_size, stride, padding, ceil_mode)
-    return _pool_windows(x, 1, geometry, penalty, scale, return_weights, return_status)
+    held = checks.summable(checks.sample_weights(x.shape, x, weights, mask), tuple(range(-1, 0)))
+    return _pool_windows(x, held, geometry, penalty, scale, return_weights, return_status)
 
 
 def robust_pool2d(
@@ -105,6 +111,8 @@ def robust_pool2d(
     padding: int | Sequence[int] = 0,
     *,
     penalty: Penalty = HUBER,
+    weights: Tensor | None = None,
+    mask: Tensor | None = None,
     ceil_mode: bool = False,
     scale: str | None = None,
     return_weights: bool = False,
@@ -113,17 +121,27 @@ def robust_pool2d(
     """Robust pooling of windows of x, [N, C, H, W] or [C, H, W], with F.avg_pool2d's arguments; padding is no sample.
 
     `kernel_size` None pools all positions and keeps two dimensions of size 1. A parameter of shape (C,) is per channel,
-    any other broadcasts to y. Pooling weights are [*y.shape, *kernel_size].
+    any other broadcasts to y. `weights` and `mask` broadcast to x. Pooling weights are [*y.shape, *kernel_size].
     """
     geometry = checks.windows(x, 2, kernel_size, stride, padding, ceil_mode)
-    return _pool_windows(x, 2, geometry, penalty, scale, return_weights, return_status)
+    held = checks.summable(checks.sample_weights(x.shape, x, weights, mask), tuple(range(-2, 0)))
+    return _pool_windows(x, held, geometry, penalty, scale, return_weights, return_status)
 
 
-def segment_robust_pool(x: Tensor, offsets: Tensor, *, penalty: Penalty = HUBER, return_status: bool = False) -> Any:
+def segment_robust_pool(
+    x: Tensor,
+    offsets: Tensor,
+    *,
+    penalty: Penalty = HUBER,
+    weights: Tensor | None = None,
+    mask: Tensor | None = None,
+    return_status: bool = False,
+) -> Any:
     """Robust pooling of ragged segments: y[s] pools x[offsets[s] : offsets[s + 1]], for x [N, …] and offsets [S + 1].
 
     `offsets` are integers that begin at 0, never decrease and end at N. An empty segment is NaN. Tensor parameters
-    broadcast to y's shape, [S, …]. The status's `gradient` and `damped` cost a second pass.
+    broadcast to y's shape, [S, …]. `weights` and `mask` broadcast to x or, of shape (N,), are one a sample.
+    The status's `gradient` and `damped` cost a second pass.
 
     >>> segment_robust_pool(torch.tensor([1.0, 2.0, 9.0, 5.0]), torch.tensor([0, 3, 4]), penalty="absolute")
     tensor([2., 5.])
@@ -135,10 +153,13 @@ def segment_robust_pool(x: Tensor, offsets: Tensor, *, penalty: Penalty = HUBER,
     columns = x.shape[1:].numel()
     value = checks.aligned(value, x, lambda name, given: checks.spread(name, given, out).reshape(out[0], columns))
     flat, offsets = x.reshape(x.shape[0], columns), offsets.to(x.device, torch.int64)
-    y, steps = pooling_segments.pool_segments(flat, offsets, value)
+    weights, mask = (checks.leading(given, x) for given in (weights, mask))
+    held = checks.summable(checks.sample_weights(x.shape, x, weights, mask), (0,))
+    held = None if held is None else held.reshape(x.shape[0], columns)
+    y, steps = pooling_segments.pool_segments(flat, held, offsets, value)
     found = Pooled(y, None, None)
     if return_status:
-        gradient, damped = pooling_segments.residuals(y.detach(), flat.detach(), offsets, value)
+        gradient, damped = pooling_segments.residuals(y.detach(), flat.detach(), held, offsets, value)
         found = Pooled(y, None, PoolStatus(steps, gradient, damped))
     return found.pack(out, x.dtype)
 
@@ -160,16 +181,21 @@ def robust_pool_vectors(
     value = checks.single_penalty(penalty)
     checks.vector_arguments(x, value)
     lead = list(x.shape[:-2])
-    held = checks.sample_weights(x.shape[:-1], x, weights, mask)
+    held = checks.summable(checks.sample_weights(x.shape[:-1], x, weights, mask), (-1,))
     value = checks.aligned(value, x, lambda name, given: checks.spread(name, given, lead).reshape(-1))
     sets = x.reshape(-1, *x.shape[-2:])
     held = None if held is None else held.reshape(-1, x.shape[-2])
     y, steps = pooling_vectors.pool_vectors(sets, held, value)
-    result = y.reshape(*lead, x.shape[-1]).to(x.dtype)
+    result = own(y.reshape(*lead, x.shape[-1]).to(x.dtype))
     if not return_status:
         return result
     gradient, damped = pooling_vectors.residuals(y.detach(), sets.detach(), held, value)
     return result, PoolStatus(*(item.reshape(lead) for item in (steps, gradient, damped)))
+
+
+def own(y: Tensor) -> Tensor:
+    """y in memory of its own where the backward keeps y, so that the caller may change it in place."""
+    return y.clone() if y.requires_grad else y
 
 
 class Pooled(NamedTuple):
@@ -181,7 +207,7 @@ class Pooled(NamedTuple):
 
     def pack(self, shape: Sequence[int], dtype: torch.dtype, place: Any = lambda view: view) -> Any:
         """y alone, or a tuple of what was asked for, in y's final shape."""
-        items: list[Any] = [self.y.reshape(tuple(shape)).to(dtype)]
+        items: list[Any] = [own(self.y.reshape(tuple(shape)).to(dtype))]
         if self.weights is not None:
             items.append(place(self.weights).to(dtype))
         if self.status is not None:
@@ -190,9 +216,9 @@ class Pooled(NamedTuple):
 
 
 def _pool_windows(
-    x: Tensor, space: int, geometry: Geometry, penalty: Penalty, scale: str | None, weights: bool, status: bool
+    x: Tensor, held: Tensor | None, geometry: Geometry, penalty: Penalty, scale: str | None, weights: bool, status: bool
 ) -> Any:
-    value = checks.single_penalty(penalty)
+    value, space = checks.single_penalty(penalty), geometry.tap_dims
     lead = list(x.shape[:-space])
     counts = geometry.counts(tuple(x.shape[-space:])) if isinstance(geometry, Windows) else [1] * space
     out = [*lead, *counts]
@@ -202,7 +228,7 @@ def _pool_windows(
         per_channel = given.reshape(-1, *[1] * space) if given.dim() == 1 else given
         return checks.spread(name, per_channel, out).reshape(rows)
 
-    found = _pool(x, None, checks.aligned(value, x, place), geometry, scale, weights, status)
+    found = _pool(x, held, checks.aligned(value, x, place), geometry, scale, weights, status)
     found = found._replace(y=_in_layout_of(x, found.y.reshape(out)))
     return found.pack(out, x.dtype, lambda p: p.reshape(*out, *p.shape[len(rows) :]))
 

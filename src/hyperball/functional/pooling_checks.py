@@ -10,6 +10,7 @@ from torch import Tensor
 from hyperball import radial
 from hyperball.kernels.pooling import compute_dtype
 from hyperball.kernels.pooling_geometry import Along, Geometry, Windows
+from hyperball.kernels.pooling_gradient import may_hold_somewhere
 from hyperball.kernels.pooling_solver import can_look
 from hyperball.rows import AnyValue, Row, Value
 
@@ -73,8 +74,9 @@ def sample_weights(shape: torch.Size, x: Tensor, weights: Tensor | None, mask: T
     if weights is not None:
         if not isinstance(weights, Tensor) or weights.is_complex() or weights.dtype == torch.bool:
             raise TypeError(f"`weights` must be a tensor of numbers, got {getattr(weights, 'dtype', weights)!r}")
-        if not may_hold(weights >= 0):
-            raise ValueError(f"`weights` must be >= 0 everywhere, got a minimum of {weights.min().item():g}")
+        if not may_hold((weights >= 0) & (weights < torch.inf)):
+            least, most = weights.min().item(), weights.max().item()
+            raise ValueError(f"`weights` must be >= 0 everywhere, and finite, got {least:g} to {most:g}")
         found = spread("weights", weights, shape).to(dtype)
     if mask is not None:
         if not isinstance(mask, Tensor) or mask.dtype != torch.bool:
@@ -82,6 +84,22 @@ def sample_weights(shape: torch.Size, x: Tensor, weights: Tensor | None, mask: T
         held = spread("mask", mask, shape).to(dtype)
         found = held if found is None else found * held
     return found
+
+
+def leading(given: Tensor | None, x: Tensor) -> Tensor | None:
+    """A tensor with one entry a sample, (N,), with ones for x's other dimensions."""
+    if not isinstance(given, Tensor) or given.dim() != 1 or given.shape[0] != x.shape[0]:
+        return given
+    return given.reshape(-1, *[1] * (x.dim() - 1))
+
+
+def summable(weights: Tensor | None, dims: tuple[int, ...]) -> Tensor | None:
+    """Weights whose sum over a row is a number: a row of very large ones is made smaller, which moves no minimum."""
+    if weights is None:
+        return None
+    limit, factor = (1e24, 2.0**-60) if weights.dtype == torch.float32 else (1e270, 2.0**-400)
+    large = weights.detach().amax(dims, keepdim=True) > limit
+    return weights * torch.where(large, factor, 1.0).to(weights.dtype) if may_hold_somewhere(large) else weights
 
 
 def broadcasts(tensor: Tensor, shape: Sequence[int]) -> bool:
@@ -115,8 +133,9 @@ def aligned(value: Value, x: Tensor, place: Callable[[str, Tensor], Tensor]) -> 
             placed[key] = 1.0
         elif isinstance(given, Tensor):
             name = PUBLIC_NAMES.get(key, key)
-            if key == "rho" and given.device.type == "cpu" and not may_hold(given > 0):
-                raise ValueError(f"`{name}` must be > 0 everywhere, got a tensor with minimum {given.min().item():g}")
+            if key == "rho" and given.device.type == "cpu" and not may_hold((given > 0) & (given < torch.inf)):
+                least, most = given.min().item(), given.max().item()
+                raise ValueError(f"`{name}` must be > 0 everywhere, and finite, got {least:g} to {most:g}")
             given = given.to(x.device) if given.dim() == 0 else given
             placed[key] = place(name, given.to(compute_dtype(x.dtype)))
     return value.with_parameters(**placed) if placed else value
@@ -129,6 +148,8 @@ def known_scale(scale: str | None) -> bool:
 
 
 def _sizes(name: str, given: int | Sequence[int], space: int, least: int) -> tuple[int, ...]:
+    if not isinstance(given, (int, Sequence)) or isinstance(given, str):
+        raise TypeError(f"`{name}` must be an integer or {space} of them, got {given!r}")
     sizes = (given,) * space if isinstance(given, int) else tuple(given)
     if len(sizes) == 1:
         sizes = sizes * space

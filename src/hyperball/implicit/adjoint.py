@@ -32,7 +32,7 @@ class Implicit:
 
     def __post_init__(self) -> None:
         if self.linear is not None:
-            checks.instance("linear", self.linear, (LinearSolver,))
+            checks.instance("linear", self.linear, (LinearSolver,), (Dense, ConjugateGradient))
         checks.count("order", self.order)
 
 

@@ -8,13 +8,22 @@ from torch import Tensor
 
 from hyperball.implicit import checks
 from hyperball.implicit.adjoint import Implicit, Unrolled, attach
+from hyperball.implicit.bracketed import BracketedScalar
 from hyperball.implicit.constrained import KKT, AugmentedLagrangian, attached_steps
 from hyperball.implicit.curvature import least_curvature
 from hyperball.implicit.descent import Minimum
 from hyperball.implicit.fixed import attach_fixed, check_fixed, is_traced, solve_fixed
 from hyperball.implicit.problem import Function, Inputs, Problem, pose, result_dtype, tensors_of
 from hyperball.implicit.solution import ON_FAILURE, OnFailure, Solution, first_of, report
-from hyperball.implicit.solvers import LBFGS, Newton, Solver
+from hyperball.implicit.solvers import LBFGS, GradientDescent, Newton, Solver
+
+SOLVERS: dict[str, Any] = {
+    "newton": Newton,
+    "lbfgs": LBFGS,
+    "gradient_descent": GradientDescent,
+    "augmented_lagrangian": AugmentedLagrangian,
+}
+ADJOINTS: dict[str, Any] = {"implicit": Implicit, "unrolled": Unrolled}
 
 
 @overload
@@ -25,8 +34,8 @@ def argmin(
     *,
     equality: Function | None = ...,
     inequality: Function | None = ...,
-    solver: Solver | AugmentedLagrangian | None = ...,
-    adjoint: Implicit | Unrolled | None = ...,
+    solver: Solver | AugmentedLagrangian | str | None = ...,
+    adjoint: Implicit | Unrolled | str | None = ...,
     on_failure: OnFailure = ...,
     full: Literal[False] = ...,
 ) -> Tensor: ...
@@ -40,8 +49,8 @@ def argmin(
     *,
     equality: Function | None = ...,
     inequality: Function | None = ...,
-    solver: Solver | AugmentedLagrangian | None = ...,
-    adjoint: Implicit | Unrolled | None = ...,
+    solver: Solver | AugmentedLagrangian | str | None = ...,
+    adjoint: Implicit | Unrolled | str | None = ...,
     on_failure: OnFailure = ...,
     full: Literal[True],
 ) -> Solution: ...
@@ -54,8 +63,8 @@ def argmin(
     *,
     equality: Function | None = None,
     inequality: Function | None = None,
-    solver: Solver | AugmentedLagrangian | None = None,
-    adjoint: Implicit | Unrolled | None = None,
+    solver: Solver | AugmentedLagrangian | str | None = None,
+    adjoint: Implicit | Unrolled | str | None = None,
     on_failure: OnFailure = "raise",
     full: bool = False,
 ) -> Tensor | Solution:
@@ -70,8 +79,9 @@ def argmin(
         equality: h(x, u), [*batch, m] or [*batch].
         inequality: G(x, u), the same.
         solver: Newton up to 64 variables per element and LBFGS beyond, unless given; with constraints it
-            becomes the inner solver of an AugmentedLagrangian.
-        adjoint: Implicit() unless given.
+            becomes the inner solver of an AugmentedLagrangian. A text ("newton", "lbfgs", "gradient_descent",
+            "augmented_lagrangian") stands for the solver with its defaults.
+        adjoint: Implicit() unless given; "implicit" and "unrolled" stand for those.
         on_failure: what to do about elements that do not converge: "raise", "warn" or "ignore".
         full: return the Solution instead of its value.
 
@@ -80,18 +90,20 @@ def argmin(
     >>> argmin(lambda x, u: (x - u[:, None]).pow(2).sum(-1), x, torch.zeros(1)).item()
     4.0
     """
-    check_settings(objective, equality, inequality, solver, adjoint, on_failure)
+    chosen: Any = by_name("solver", solver, SOLVERS)
+    derivative: Any = by_name("adjoint", adjoint, ADJOINTS)
+    check_settings(objective, equality, inequality, chosen, derivative, on_failure)
     look = not is_traced()
     checks.start(init, look)
     checks.tensors(tensors_of(inputs), init)
-    adjoint, dtype = adjoint or Implicit(), result_dtype(inputs, init)
+    derivative, dtype = derivative or Implicit(), result_dtype(inputs, init)
     kind = init.device.type
     with torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else nullcontext():
-        if not look or (isinstance(solver, Newton) and solver.steps):
+        if not look or (isinstance(chosen, Newton) and chosen.steps):
             problem, start = pose(objective, inputs, init, equality, inequality, look)
-            kkt, u = fixed(problem, start, solver, adjoint, on_failure)
+            kkt, u = fixed(problem, start, chosen, derivative, on_failure)
         else:
-            problem, kkt, u = searched(objective, inputs, init, equality, inequality, solver, adjoint, on_failure)
+            problem, kkt, u = searched(objective, inputs, init, equality, inequality, chosen, derivative, on_failure)
         return finish(problem, kkt, u, dtype) if full else shaped(problem, kkt, u, dtype)
 
 
@@ -135,6 +147,17 @@ def fixed(
     return kkt, attach_fixed(problem, kkt.z, here, adjoint) if wanted else kkt.z
 
 
+def by_name(argument: str, value: Any, table: dict[str, Any]) -> Any:
+    """What a text stands for, with its defaults; anything else as it is."""
+    if not isinstance(value, str):
+        return value
+    if value.lower() not in table:
+        texts = ", ".join(repr(key) for key in table)
+        calls = ", ".join(f"{kind.__name__}()" for kind in table.values())
+        raise ValueError(f"`{argument}` must be one of {texts}, or of {calls} from hb.implicit, got {value!r}")
+    return table[value.lower()]()
+
+
 def check_settings(
     objective: Any,
     equality: Any,
@@ -148,7 +171,7 @@ def check_settings(
     checks.function("equality", equality, optional=True)
     checks.function("inequality", inequality, optional=True)
     if solver is not None:
-        checks.instance("solver", solver, (Solver, AugmentedLagrangian))
+        checks.instance("solver", solver, (Solver, AugmentedLagrangian), (*SOLVERS.values(), BracketedScalar))
     if adjoint is not None:
         checks.instance("adjoint", adjoint, (Implicit, Unrolled))
     checks.choice("on_failure", on_failure, ON_FAILURE)

@@ -33,11 +33,11 @@ def function(name: str, value: Any, optional: bool = False) -> None:
         raise TypeError(f"`{name}` must be a callable (x, u) -> Tensor, got {type(value).__name__}")
 
 
-def instance(name: str, value: Any, kinds: tuple[type, ...]) -> None:
-    """Refuse an object of another kind, listing the kinds that would do."""
+def instance(name: str, value: Any, kinds: tuple[type, ...], public: tuple[type, ...] = ()) -> None:
+    """Refuse an object of another kind, listing the kinds that would do: `kinds`, or the public ones among them."""
     if not isinstance(value, kinds):
         shown = value.__name__ + " (a class: call it)" if isinstance(value, type) else type(value).__name__
-        names = ", ".join(kind.__name__ for kind in kinds)
+        names = ", ".join(f"hb.implicit.{kind.__name__}(…)" for kind in public or kinds)
         raise TypeError(f"`{name}` must be one of {names}, got {shown}")
 
 

@@ -23,7 +23,7 @@ from hyperball.implicit.derivatives import (
 )
 from hyperball.implicit.descent import Minimum
 from hyperball.implicit.problem import Problem
-from hyperball.implicit.solvers import Newton, Solver
+from hyperball.implicit.solvers import LBFGS, GradientDescent, Newton, Solver
 
 CLOSING_STEPS = 20
 DENSE_LIMIT = 512
@@ -62,7 +62,7 @@ class AugmentedLagrangian:
     penalty: float = 10.0
 
     def __post_init__(self) -> None:
-        checks.instance("inner", self.inner, (Solver,))
+        checks.instance("inner", self.inner, (Solver,), (Newton, LBFGS, GradientDescent))
         checks.positive("tolerance", self.tolerance)
         checks.count("max_steps", self.max_steps)
         checks.positive("penalty", self.penalty)

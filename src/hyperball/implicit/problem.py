@@ -5,6 +5,7 @@ element's variables. Solvers see u as [N, n]: one row per element.
 """
 
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +15,8 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from hyperball.implicit.derivatives import gradient
+
+SIZES = re.compile(r"size of tensor|must match|shape|cannot be multiplied|doesn't match")
 
 Inputs = Tensor | tuple[Tensor, ...] | list[Tensor] | dict[str, Tensor]
 Function = Callable[[Any, Tensor], Tensor]  # (x, u) -> Tensor
@@ -135,7 +138,7 @@ def pose(
         return x.to(dtype) if x.is_floating_point() else x
 
     inputs, start = map_tensors(inputs, working), working(init).detach()
-    value = objective(inputs, start)
+    value = objective(inputs, start) if not look else first_value(objective, inputs, start)
     if not isinstance(value, Tensor) or value.shape != init.shape[: value.dim()]:
         raise ValueError(
             "`objective` must return one value per element: a Tensor whose shape begins the shape "
@@ -149,6 +152,20 @@ def pose(
     if look:
         check_elements(problem, problem.rows(start))
     return problem, problem.rows(start)
+
+
+def first_value(objective: Function, inputs: Inputs, start: Tensor) -> Any:
+    """objective(inputs, start), whose complaint about sizes is about `init`."""
+    try:
+        return objective(inputs, start)
+    except RuntimeError as error:
+        if not SIZES.search(str(error)):
+            raise
+        shapes = ", ".join(str(tuple(x.shape)) for x in tensors_of(inputs))
+        raise ValueError(
+            f"`init` must be a start for the whole batch that `objective` can take, got shape {tuple(start.shape)} "
+            f"beside inputs of shape {shapes}: {error}"
+        ) from error
 
 
 def check_elements(problem: Problem, start: Tensor) -> None:

@@ -52,6 +52,12 @@ class Estimator:
     shape: float = 1.0
     group: Any = None
 
+    def __post_init__(self) -> None:
+        """Barron of shape 1, 2 or -inf goes by its simpler name."""
+        simpler = {1.0: "pseudo_huber", 2.0: "quadratic", -math.inf: "welsch"}
+        if self.name == "barron" and self.shape in simpler:
+            object.__setattr__(self, "name", simpler[self.shape])
+
     @property
     def convex(self) -> bool:
         if self.name == "barron":
@@ -86,7 +92,7 @@ def in_rows(x: Tensor) -> Tensor:
     flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
     if flat.shape[2] < SHORT:
         flat = flat.transpose(0, 1).flatten(1).unsqueeze(0)
-    return flat.contiguous()
+    return flat.to(work_dtype(x)).contiguous()
 
 
 class AllReduce(Function):
@@ -124,49 +130,104 @@ def work_dtype(x: Tensor) -> torch.dtype:
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
-def influence(t: Tensor, c: Tensor, e: Estimator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def influence(t: Tensor, c: Tensor, e: Estimator, chi: bool = True) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """(psi, chi, psi', t held where psi' is 0) of residuals t; chi = t·psi - phi in a form that cannot overflow.
 
-    A penalty that is not convex has no use for chi; its gain stands there. Indicators are differences of signs,
-    which a CPU computes faster than comparisons.
+    A penalty that is not convex has no use for chi; its gain stands there, and psi' where chi is not asked for.
+    Indicators are differences of signs, which a CPU computes faster than comparisons.
     """
     if e.name == "quadratic":
-        return t, t * t / 2.0, torch.ones_like(t), t
+        return t, t * t / 2.0 if chi else t, torch.ones_like(t), t
     if e.name == "huber":
         psi = torch.maximum(torch.minimum(t, c), -c)
-        return psi, psi * psi / 2.0, 1.0 - (t - psi).sign().square(), psi
+        return psi, psi * psi / 2.0 if chi else psi, 1.0 - (t - psi).sign().square(), psi
     t = t.clamp(min=-FARTHEST, max=FARTHEST)
     if e.name == "truncated_quadratic":
         inside = 1.0 - (t.abs() - c).relu().sign()
         return t * inside, inside, inside, t
+    square = (t / c).square()
+    if e.name == "welsch":
+        gain = (-0.5 * square).exp()
+        return t * gain, gain, gain * (1.0 - square), t
     if e.name == "pseudo_huber":
-        gain = ((t / c).square() + 1.0).rsqrt()
-        psi = t * gain
-        return psi, psi * psi / (1.0 + gain), gain * gain * gain, t
-    return table_influence(t, c, e)
+        gain = (square + 1.0).rsqrt()
+        psi, slope = t * gain, gain * gain * gain
+        return psi, psi * psi / (1.0 + gain) if chi else slope, slope, t
+    return barron_influence(t, c, square, e.shape, chi and e.convex)
 
 
-def table_influence(t: Tensor, c: Tensor, e: Estimator) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The same by the radial table; barron's chi is (1 - 1/a)·t·psi + (b/a)·c²·(1 - gain) where t·psi - phi cancels."""
-    row: Any = radial.TABLE[e.name]
-    parameters = {"rho": c, "shape": e.shape} if e.name == "barron" else {"rho": c}
-    n = t.abs()
-    gain, slope = row.gain_and_curvature(n, **parameters)
-    psi = t * gain
-    if not e.convex:
+def barron_influence(
+    t: Tensor, c: Tensor, square: Tensor, a: float, chi: bool
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """psi = t·T^(a/2 - 1), T = 1 + q/b, q = (t/c)²; chi = (1 - 1/a)·t·psi + (b/a)·c²·(1 - gain), of two terms >= 0.
+
+    1 - gain is 1 - exp(-y) = tanh(y/2)·(1 + exp(-y)), right also where y is below rounding; without chi, gain is there.
+    """
+    b = max(abs(a - 2.0), 1e-6)
+    share = square / b
+    base = share + 1.0
+    if a in (0.0, -2.0):
+        gain = base.reciprocal() if a == 0.0 else base.reciprocal().square()
+        log = gain
+    else:
+        log = log_of_sum(share, base) if chi or a < -8.0 else base.log()  # k·log magnifies base's rounding
+        gain = ((a / 2.0 - 1.0) * log).exp()
+    psi, slope = t * gain, gain * (1.0 + (a - 1.0) * share) / base
+    if not chi:
         return psi, gain, slope, t
-    a, b = e.shape, max(abs(e.shape - 2.0), 1e-6)
-    far = (1.0 - 1.0 / a) * (t * psi) + b / a * c * c * (1.0 - gain)
-    return psi, torch.where(n > c, far, t * psi - row.phi(t, **parameters)), slope, t
+    missing = torch.tanh((0.5 - a / 4.0) * log) * (1.0 + gain)
+    return psi, (1.0 - 1.0 / a) * (t * psi) + b / a * c * (c * missing), slope, t
+
+
+def log_of_sum(w: Tensor, base: Tensor) -> Tensor:
+    """log(1 + w), w >= 0, from base = 1 + w as rounded: log(base)·w/(base - 1), faster than log1p."""
+    if torch.is_grad_enabled() or torch.compiler.is_compiling():
+        return w.log1p()
+    tiny = 1e-30
+    return base.log() * ((w + tiny) / (base - 1.0 + tiny))
 
 
 def summands(x: Tensor, m: Tensor, s: Tensor, c: Tensor, e: Estimator) -> tuple[Tensor, ...]:
-    """psi, chi, psi'·t^k for k = 0, 1, 2, and t·psi of every sample."""
+    """psi, chi, psi'·t^k for k = 0, 1, 2, and t·psi of every sample; the last is left out for a convex penalty."""
     t = (x.to(m.dtype) - spread(m, x)) * spread(1.0 / s, x)
     psi, chi, slope, held = influence(t, spread(c, x), e)
     slope_t = slope * held
-    t_psi = t.clamp(min=-FARTHEST, max=FARTHEST) * psi
-    return psi, chi, slope, slope_t, slope_t * held, t_psi
+    parts = psi, chi, slope, slope_t, slope_t * held
+    return parts if e.convex else (*parts, t.clamp(min=-FARTHEST, max=FARTHEST) * psi)
+
+
+def row_total(rows: Tensor) -> Tensor:
+    """`row_sum` without the last dimension."""
+    return rows.sum(-1) if rows.device.type == "cpu" and rows.shape[-1] <= 4096 else row_sum(rows)[..., 0]
+
+
+def huber_sums(x: Tensor, m: Tensor, s: Tensor, c: Tensor) -> Tensor:
+    """`summands` of huber, summed over the last dimension: [5, N, C] from four sums, in place.
+
+    With sigma = sign(t - psi), which is 0 inside c, psi'·t = psi - c·sigma and psi'·t² = psi² - c²·sigma².
+    """
+    bound = c.unsqueeze(-1)
+    t = (x - m.unsqueeze(-1)).mul_(s.reciprocal().unsqueeze(-1))
+    psi = torch.minimum(t, bound)
+    psi = torch.maximum(psi, -bound, out=psi)
+    sigma = t.sub_(psi).sign_()
+    balance, total = row_total(sigma), row_total(psi)
+    outside, square = row_total(sigma.square_()), row_total(psi.square_())
+    inside = torch.addcmul(square, c * outside, c, value=-1.0)
+    return torch.stack([total, 0.5 * square, x.shape[-1] - outside, total - c * balance, inside])
+
+
+def brief_sums(x: Tensor, m: Tensor, s: Tensor, c: Tensor, e: Estimator) -> Tensor:
+    """psi, the gain and psi' of a penalty that is not convex, summed over the last dimension: [3, N, C]."""
+    t = (x - spread(m, x)).mul_(spread(1.0 / s, x))
+    return torch.stack([row_total(item) for item in influence(t, spread(c, x), e)[:3]])
+
+
+def full_sums(x: Tensor, m: Tensor, s: Tensor, c: Tensor, e: Estimator) -> Tensor:
+    """`summands`, summed over the last dimension: [5 or 6, N, C]."""
+    if e.name == "huber":
+        return huber_sums(x, m, s, c)
+    return torch.stack([row_total(item) for item in summands(x, m, s, c, e)])
 
 
 def blocks(x: Tensor) -> tuple[Tensor, ...]:
@@ -180,21 +241,42 @@ def blocks(x: Tensor) -> tuple[Tensor, ...]:
 def totals(x: Tensor, m: Tensor, s: Tensor, c: Tensor, e: Estimator) -> Totals:
     """The means of psi, chi, psi', … at (m, s) over all samples of all processes."""
     sums = torch.stack([channel_sum(item) for item in summands(x, m, s, c, e)])
-    return means(sums, x, e)
+    return unpacked(means(sums, x, e))
+
+
+def packed_totals(x: Tensor, m: Tensor, s: Tensor, c: Tensor, e: Estimator, sums: Any = full_sums) -> Tensor:
+    """`totals` of [N, C, L] as rows of one tensor; sums go in one order, so that channels do not affect each other."""
+    if torch.compiler.is_compiling():
+        return torch.stack(totals(x, m, s, c, e)[: 3 if sums is brief_sums else 6])
+    if x.shape[0] == 1:
+        return means(channel_blocks(x, m, s, c, e, sums)[:, 0], x, e)
+    joint = torch.cat([sums(b, m, s, c, e) for b in blocks(x)], 1)
+    return means(row_total(joint.transpose(1, 2).contiguous()), x, e)
+
+
+def channel_blocks(x: Tensor, m: Tensor, s: Tensor, c: Tensor, e: Estimator, sums: Any) -> Tensor:
+    """`sums` of [1, C, L] by channels that together stay in a CPU's cache."""
+    size = max(1, BLOCK * torch.get_num_threads() // max(x.shape[2], 1))
+    if x.device.type != "cpu" or size >= x.shape[1]:
+        return sums(x, m, s, c, e)
+    columns = zip(x.split(size, 1), m.split(size), s.split(size), c.split(size), strict=True)
+    return torch.cat([sums(*column, e) for column in columns], -1)
 
 
 def totals_in_rows(x: Tensor, m: Tensor, s: Tensor, c: Tensor, e: Estimator) -> Totals:
-    """`totals` of [N, C, L] by sums in one order, so that a channel's bits do not depend on the others."""
-    if torch.compiler.is_compiling():
-        return totals(x, m, s, c, e)
-    parts = [torch.stack([row_sum(item)[..., 0] for item in summands(b, m, s, c, e)]) for b in blocks(x)]
-    sums = parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-    return means(row_sum(sums.transpose(1, 2).contiguous())[..., 0], x, e)
+    """`totals` of [N, C, L] by sums in one order."""
+    return unpacked(packed_totals(x, m, s, c, e))
 
 
-def means(sums: Tensor, x: Tensor, e: Estimator) -> Totals:
-    """Sums over this process's samples, [6, C], as means over those of all processes."""
-    return Totals(*(reduced(sums, e.group) / sample_count(x, e.group)).unbind(0))
+def unpacked(packed: Tensor) -> Totals:
+    """Rows by name; what a convex penalty has no use for, t·psi, is 0."""
+    rows = packed.unbind(0)
+    return Totals(*(rows if len(rows) == 6 else (*rows, torch.zeros_like(rows[0]))))
+
+
+def means(sums: Tensor, x: Tensor, e: Estimator) -> Tensor:
+    """Sums over this process's samples, [k, C], as means over those of all processes."""
+    return reduced(sums, e.group) / sample_count(x, e.group)
 
 
 def truncated_expectation(c: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,6 +310,9 @@ def expectation(c: Tensor, e: Estimator) -> tuple[Tensor, Tensor]:
         return huber_expectation(c)
     if e.name == "truncated_quadratic":
         return truncated_expectation(c)
+    if c.numel() > 1 and c.stride(0) == 0:  # one value for all channels
+        value, change = expectation(c[:1], e)
+        return value.expand_as(c), change.expand_as(c)
     z, weights = normal_nodes(c)
     column = c.reshape(-1, 1)
     psi, chi, slope, _ = influence(z.expand(column.shape[0], -1), column, e)

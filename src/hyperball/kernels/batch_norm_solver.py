@@ -10,47 +10,33 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from hyperball.kernels.batch_norm import (
-    FARTHEST,
     Estimator,
     Totals,
+    brief_sums,
     expectation,
     in_rows,
-    influence,
+    packed_totals,
     totals,
     totals_in_rows,
-    work_dtype,
+    unpacked,
 )
+from hyperball.kernels.batch_norm_start import SAMPLE, Located, extremes, least_scale, mean_and_deviation, start
 
-SAMPLE = (256, 4096)  # least and most samples of a channel on which the first estimate is made, a 16th in between
-MEDIAN_SAMPLE = 64  # of which about these give its start
+LOOK_EVERY = 4  # steps between looks at a GPU's values, each of which waits for it
 JOINT_STEPS = 16  # Newton steps before a channel is handed to nested brackets
 FULL_STEPS = 4  # compiled, on all samples; what they leave is finished by an operation that reads values
 INNER_STEPS, OUTER_STEPS = 60, 80  # bounds of the brackets' loops, which end when they are narrow
 BLIND_STEPS = 10, 24  # their lengths where values cannot be read because a CUDA graph is captured
 LOCAL_STEPS = 60  # of a penalty that is not convex
+SECANT_STEPS = 8  # of which these may be prolonged
 BLIND_LOCAL_STEPS = 8
 LONGEST = 100.0  # the longest step, in units of s and as a factor of s
-
-
-class Located(NamedTuple):
-    """Location and scale, the totals there, and whether the last step was small enough."""
-
-    m: Tensor
-    s: Tensor
-    at: Totals
-    settled: Tensor
-
-
-def least_scale(s: Tensor) -> float:
-    """The s that stands for 0."""
-    return torch.finfo(s.dtype).tiny * 1e4
 
 
 def readable(tensor: Tensor) -> bool:
@@ -99,48 +85,79 @@ def balanced(at: Totals, c: Tensor) -> Tensor:
     return at.psi.abs() <= c * at.slope + 1e-6 * at.chi.sqrt()
 
 
-def descend(x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor, tolerance: float) -> Located:
+class Walk(NamedTuple):
+    """(m, s) of channels, [2, C], the packed totals there, the (m, s) to look at next, and which have settled."""
+
+    here: Tensor
+    next: Tensor
+    at: Tensor
+    settled: Tensor
+
+    def part(self, channels: Tensor) -> Walk:
+        return Walk(*(item.index_select(-1, channels) for item in self))
+
+    def replaced(self, channels: Tensor, part: Walk) -> Walk:
+        return Walk(*(item.index_copy(-1, channels, other) for item, other in zip(self, part, strict=True)))
+
+
+def descend(
+    x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor, tolerance: float, beta: Tensor | None = None
+) -> Located:
     """Newton steps from (m, s), shortened by the secant along the step where they end uphill.
 
     They end when none exceeds the tolerance, or, where lengths cannot be read, after a fixed number.
     """
-    beta, _ = expectation(c, e)
-    at, look = totals_in_rows(x, m, s, c, e), readable(m)
-    next_m, next_s = newton_step(m, s, at, beta)
-    lost = ~(at.psi.isfinite() & at.chi.isfinite())
-    settled = lost | (~moved(next_m - m, next_s - s, m, s, tolerance) & balanced(at, c))
-    for _ in range(JOINT_STEPS):
-        if look and bool(settled.all()):
-            break
-        dm, ds = next_m - m, next_s - s
-        there = totals_in_rows(x, next_m, next_s, c, e)
-        before, after = slope_along(at, beta, dm, ds).abs(), slope_along(there, beta, dm, ds)
-        accepted = ~settled & (after <= 0.5 * before)
-        m, s = torch.where(accepted, next_m, m), torch.where(accepted, next_s, s)
-        at = chosen(accepted, there, at)
-        full_m, full_s = newton_step(m, s, at, beta)
-        share = (before / (before + after.relu()).clamp(min=least_scale(s))).clamp(min=0.02, max=0.7)
-        next_m = torch.where(settled, next_m, torch.where(accepted, full_m, m + share * dm))
-        next_s = torch.where(settled, next_s, torch.where(accepted, full_s, s + share * ds))
-        settled = settled | (accepted & ~moved(next_m - m, next_s - s, m, s, tolerance) & balanced(at, c))
-    at = chosen(settled & ~lost, stepped(m, s, at, next_m, next_s), at)
-    m = torch.where(lost, torch.nan, torch.where(settled, next_m, m))
-    return Located(m, torch.where(settled, next_s, s), at, settled)
+    beta = expectation(c, e)[0] if beta is None else beta
+    packed = packed_totals(x, m, s, c, e)
+    lost = ~packed[:2].isfinite().all(0)
+    here, target = torch.stack([m, s]), torch.stack([torch.zeros_like(beta), beta / 2.0])
+    ahead = torch.stack(newton_step(m, s, unpacked(packed), beta))
+    settled = lost | rests(ahead, here, packed, c, tolerance)
+    end = walked(x, c, e, target, Walk(here, ahead, packed, settled), tolerance, JOINT_STEPS)
+    at = unpacked(end.at)
+    (m, s), (next_m, next_s) = end.here.unbind(0), end.next.unbind(0)
+    at = chosen(end.settled & ~lost, stepped(m, s, at, next_m, next_s), at)
+    m, s = torch.where(end.settled, end.next, end.here)
+    return Located(torch.where(lost, torch.nan, m), s.clone(), at, end.settled)
 
 
-def slope_along(at: Totals, beta: Tensor, dm: Tensor, ds: Tensor) -> Tensor:
-    """<grad Q, (dm, ds)> = -mean psi·dm + (beta/2 - mean chi)·ds."""
-    return (beta / 2.0 - at.chi) * ds - at.psi * dm
+def rests(ahead: Tensor, here: Tensor, packed: Tensor, c: Tensor, tolerance: float) -> Tensor:
+    """Whether the step from here, [2, C], is below the tolerance in units of s, or rounding, and no tie causes that."""
+    limit = torch.add(tolerance * here[1], here.abs(), alpha=4.0 * torch.finfo(here.dtype).eps)
+    return ((ahead - here).abs() <= limit).all(0) & balanced(unpacked(packed), c)
 
 
-def extremes(x: Tensor, group: Any) -> tuple[Tensor, Tensor]:
-    """The smallest and largest finite sample of each channel, in all processes."""
-    bound = torch.finfo(work_dtype(x)).max / 4.0
-    held = x.to(work_dtype(x)).clamp(min=-bound, max=bound)
-    ends = torch.stack([-held.amin((0, 2)), held.amax((0, 2))])
-    if group is not None:
-        dist.all_reduce(ends, op=dist.ReduceOp.MAX, group=group)
-    return -ends[0], ends[1]
+def walked(x: Tensor, c: Tensor, e: Estimator, target: Tensor, walk: Walk, tolerance: float, steps: int) -> Walk:
+    """Up to so many steps; once half the channels have settled, the others go on without them."""
+    cpu = x.device.type == "cpu"
+    for taken in range(steps):
+        if readable(x) and (cpu or taken % LOOK_EVERY == 0):
+            left = (~walk.settled).nonzero()[:, 0]
+            if left.numel() == 0:
+                break
+            if 2 * left.numel() <= x.shape[1]:
+                rest = x.index_select(1, left), c[left], e, target[:, left], walk.part(left)
+                return walk.replaced(left, walked(*rest, tolerance, steps - taken))
+        walk = advanced(x, c, e, target, walk, tolerance)
+    return walk
+
+
+def advanced(x: Tensor, c: Tensor, e: Estimator, target: Tensor, walk: Walk, tolerance: float) -> Walk:
+    """One step of the channels that have not settled: taken where it ends downhill, else shortened.
+
+    With r = (mean psi, mean chi) - target, the slope of Q along a step d is -<r, d>.
+    """
+    here, ahead, packed, settled = walk
+    step, there = ahead - here, packed_totals(x, ahead[0], ahead[1], c, e)
+    before = ((packed[:2] - target) * step).sum(0).abs()
+    after = -((there[:2] - target) * step).sum(0)
+    accepted = ~settled & (after <= 0.5 * before)
+    here, packed = torch.where(accepted, ahead, here), torch.where(accepted, there, packed)
+    full = torch.stack(newton_step(here[0], here[1], unpacked(packed), 2.0 * target[1]))
+    share = (before / (before + after.relu()).clamp(min=least_scale(here))).clamp(min=0.02, max=0.7)
+    ahead = torch.where(settled, ahead, torch.where(accepted, full, torch.addcmul(here, share, step)))
+    settled = settled | (accepted & rests(ahead, here, packed, c, tolerance))
+    return Walk(here, ahead, packed, settled)
 
 
 def locate(
@@ -226,9 +243,11 @@ def bracketed(x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor) -> Locat
     return Located(m, spot.exp(), at, ~running)
 
 
-def settle(x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor, tolerance: float) -> Located:
+def settle(
+    x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor, tolerance: float, beta: Tensor | None = None
+) -> Located:
     """The minimum of Q over [N, C, L]: joint steps, then brackets for the channels that these leave."""
-    found = descend(x, c, e, m, s, tolerance)
+    found = descend(x, c, e, m, s, tolerance, beta)
     if readable(m):
         hard = (~found.settled).nonzero()[:, 0]
         if hard.numel() == 0:
@@ -260,42 +279,6 @@ def merged(found: Located, channels: Tensor, part: Located) -> Located:
     return Located(m, s, at, found.settled.index_copy(0, channels, part.settled))
 
 
-def sample(x: Tensor, group: Any) -> Tensor:
-    """A 16th of the samples of every channel, [1, C, k], at the same positions, which a golden ratio spreads evenly."""
-    flat = x.flatten(2) if x.dim() > 2 else x.unsqueeze(-1)
-    count = flat.shape[0] * flat.shape[2]
-    if group is None and count <= SAMPLE[0]:
-        return flat.transpose(0, 1).reshape(1, flat.shape[1], count).to(work_dtype(x))
-    ranks = 1 if group is None else dist.get_world_size(group)
-    size = SAMPLE[0] // ranks + 1 if group is not None else min(max(count // 16, SAMPLE[0]), SAMPLE[1])
-    steps = torch.arange(size, dtype=torch.float64, device=x.device)
-    position = (steps * 0.6180339887498949 % 1.0 * count).long()
-    rows = flat[position // flat.shape[2], :, position % flat.shape[2]].to(work_dtype(x)).t().contiguous()
-    if group is None:
-        return rows[None]
-    shares = [torch.empty_like(rows) for _ in range(ranks)]
-    dist.all_gather(shares, rows, group=group)
-    return torch.cat(shares, -1)[None]
-
-
-def start(rows: Tensor, c: Tensor, e: Estimator) -> tuple[Tensor, Tensor]:
-    """The median, and the median of |x - median| in units of a standard deviation; where that is 0, the latter.
-
-    Where more than 1 - beta/(the largest 2·chi) of the samples are the median, the minimum is at s = 0, which steps
-    approach slowly, so it starts there.
-    """
-    rows = rows[0]
-    few = rows[:, :: max(1, rows.shape[1] // MEDIAN_SAMPLE)]
-    m = few.median(-1).values
-    s = 1.4826 * (few - m.unsqueeze(-1)).abs().median(-1).values
-    s = torch.where(s > 0.0, s, rows.std(-1, correction=0))
-    largest = 2.0 * influence(torch.full_like(c, FARTHEST), c, e)[1]
-    share = (rows == m.unsqueeze(-1)).to(rows.dtype).mean(-1)
-    vanishing = share > 1.0 - expectation(c, e)[0] / largest + 0.05
-    s = torch.where(vanishing, 0.0, torch.where(s.isfinite(), s, 1.0))
-    return m, s.clamp(min=least_scale(s))
-
-
 @torch.library.custom_op("hyperball::rough_moments", mutates_args=())
 def rough_moments(rows: Tensor, c: Tensor, name: str, shape: float, local: bool) -> tuple[Tensor, Tensor, Tensor]:
     """(m0, s0, m) from a sample: one operation to a compiler, which would take minutes over its many small steps."""
@@ -320,7 +303,7 @@ def settled_moments(
         return m.clone(), s.clone(), at.clone()
     found, hard = Located(m, s, Totals(*at.unbind(0)), settled), (~settled).nonzero()[:, 0]
     rows, e = in_rows(x.index_select(1, hard)), Estimator(name, shape)
-    m, s, totals_there, _ = merged(found, hard, settle(rows, c[hard], e, m[hard], s[hard], closest(m)))
+    m, s, totals_there, _ = merged(found, hard, settle(rows, c[hard], e, m[hard], s[hard], closest(m, e)))
     return m, s, torch.stack(totals_there)
 
 
@@ -331,9 +314,14 @@ def _(
     return torch.empty_like(m), torch.empty_like(s), torch.empty_like(at)
 
 
-def closest(m: Tensor) -> float:
-    """The length of a last step: after one of length d the error is of the order d²."""
-    return 4e-15 if m.dtype == torch.float64 else 1e-5
+def closest(m: Tensor, e: Estimator) -> float:
+    """The length of a last step: after one of length d the error is of the order d², or d/n where a kink is crossed.
+
+    That of psi''s moments, which the derivative in c needs, is of the order d, except huber's.
+    """
+    if m.dtype == torch.float64:
+        return 4e-15
+    return 3e-5 if e.name == "huber" else 1e-5
 
 
 def refine(x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor) -> Located:
@@ -344,7 +332,7 @@ def refine(x: Tensor, c: Tensor, e: Estimator, m: Tensor, s: Tensor) -> Located:
         m, s = newton_step(m, s, at, beta)
         at = totals(x, m, s, c, e)
     next_m, next_s = newton_step(m, s, at, beta)
-    settled = ~moved(next_m - m, next_s - s, m, s, closest(m) if m.dtype == torch.float32 else 1e-7)
+    settled = ~moved(next_m - m, next_s - s, m, s, closest(m, e) if m.dtype == torch.float32 else 1e-7)
     return Located(next_m, next_s, stepped(m, s, at, next_m, next_s), settled)
 
 
@@ -365,10 +353,13 @@ def joint_moments(x: Tensor, c: Tensor, e: Estimator, rows: Tensor) -> Located:
     """
     if torch.compiler.is_compiling():
         return compiled_moments(x, c, e, rows)
+    if e.name == "quadratic":
+        return mean_and_deviation(in_rows(x), e)
+    beta, _ = expectation(c, e)
     whole = e.group is None and rows.shape[2] == x.numel() // max(x.shape[1], 1)
-    found = settle(rows, c, e.alone, *start(rows, c, e), closest(c) if whole else 1e-2)
+    found = settle(rows, c, e.alone, *start(rows, c, e, beta), closest(c, e) if whole else 1e-2, beta)
     if not whole:
-        found = settle(in_rows(x), c, e, found.m, found.s, closest(c))
+        found = settle(in_rows(x), c, e, found.m, found.s, closest(c, e), beta)
     if readable(x) and not bool(found.settled.all()):
         warnings.warn(
             f"robust batch norm found no location and scale for channels {(~found.settled).nonzero()[:, 0].tolist()}",
@@ -377,28 +368,70 @@ def joint_moments(x: Tensor, c: Tensor, e: Estimator, rows: Tensor) -> Located:
     return found
 
 
-def local_step(m: Tensor, s: Tensor, c: Tensor, at: Totals) -> Tensor:
-    """m + s·mean psi/mean psi', or the step of weights, mean psi/mean gain, where that is no guide."""
-    shift = at.psi / torch.where(at.slope > 0.1 * at.chi, at.slope, at.chi).clamp(min=1e-6)
-    return m + s * torch.clamp(shift, min=-c, max=c)
+def local_step(s: Tensor, c: Tensor, packed: Tensor) -> tuple[Tensor, Tensor]:
+    """s·mean psi/mean psi', or the step of weights, mean psi/mean gain, where that is no guide; and which of them."""
+    psi, gain, slope = packed[0], packed[1], packed[2]
+    newton = slope > 0.1 * gain
+    shift = psi / torch.where(newton, slope, gain).clamp(min=1e-6)
+    return s * torch.clamp(shift, min=-c, max=c), newton
+
+
+class Approach(NamedTuple):
+    """A location, the move that led there, the step that gave it, and whether it has settled."""
+
+    m: Tensor
+    moved: Tensor
+    step: Tensor
+    still: Tensor
 
 
 def approach(x: Tensor, c: Tensor, e: Estimator, m: Tensor, unit: Tensor, tolerance: float) -> Tensor:
     """The location that local steps reach from m."""
-    look, still = readable(m), torch.zeros_like(m, dtype=torch.bool)
-    for _ in range(LOCAL_STEPS if look else BLIND_LOCAL_STEPS):
-        before, m = m, torch.where(still, m, local_step(m, unit, c, totals_in_rows(x, m, unit, c, e)))
-        still = still | ~moved(m - before, torch.zeros_like(m), m, unit, tolerance)
-        if look and bool(still.all()):
-            break
-    return m
+    zero = torch.zeros_like(m)
+    begin = Approach(m, zero, zero, torch.zeros_like(m, dtype=torch.bool))
+    return approached(x, c, e, unit, begin, tolerance, 0).m
+
+
+def approached(
+    x: Tensor, c: Tensor, e: Estimator, unit: Tensor, now: Approach, tolerance: float, taken: int
+) -> Approach:
+    """The steps after the first `taken`; once half the channels have settled, the others go on without them."""
+    look, cpu = readable(x), x.device.type == "cpu"
+    for step in range(taken, LOCAL_STEPS if look else BLIND_LOCAL_STEPS):
+        if look and step > taken and (cpu or step % LOOK_EVERY == 0):
+            left = (~now.still).nonzero()[:, 0]
+            if left.numel() == 0:
+                break
+            if 2 * left.numel() <= x.shape[1]:
+                rest = Approach(*(item[left] for item in now))
+                rest = approached(x.index_select(1, left), c[left], e, unit[left], rest, tolerance, step)
+                pairs = zip(now, rest, strict=True)
+                return Approach(*(item.index_copy(0, left, other) for item, other in pairs))
+        now = nearer(x, c, e, unit, now, tolerance, step)
+    return now
+
+
+def nearer(x: Tensor, c: Tensor, e: Estimator, unit: Tensor, now: Approach, tolerance: float, taken: int) -> Approach:
+    """One local step; truncated_quadratic's, which gain a constant share each, are first prolonged by their secant."""
+    step, newton = local_step(unit, c, packed_totals(x, now.m, unit, c, e, brief_sums))
+    move = step
+    if e.name == "truncated_quadratic":
+        newton = torch.zeros_like(newton)  # psi jumps: a small step says nothing of the next
+        if 0 < taken < SECANT_STEPS:
+            ratio = now.moved / torch.where(now.step == step, 1.0, now.step - step)
+            move = step * torch.where((ratio > 1.0) & (ratio < 8.0), ratio, 1.0)
+    m = torch.where(now.still, now.m, now.m + move)
+    close = torch.where(newton, max(tolerance, closest(m, e)), tolerance)
+    rounding = 4.0 * torch.finfo(m.dtype).eps * m.abs()
+    still = now.still | ~(step.abs() > close * unit + rounding)
+    return Approach(m, move, step, still)
 
 
 def local_moments(x: Tensor, c: Tensor, e: Estimator, rows: Tensor, m: Tensor, unit: Tensor) -> Located:
     """(m, s) for a penalty that is not convex, from huber's m and in units of huber's s."""
     if torch.compiler.is_compiling():
         _, _, m = rough_moments(rows, c, e.name, e.shape, True)
-    else:
+    elif e.group is not None or rows.shape[2] < x.numel() // x.shape[1]:
         m = approach(rows, c, e.alone, m, unit, 1e-2)
     x = in_rows(x)
     m = approach(x, c, e, m, unit, 16.0 * torch.finfo(m.dtype).eps)

@@ -53,7 +53,8 @@ static void read_row(const Worker *k, int64_t r, REAL *x, REAL *w, int64_t step,
     else
         for (int64_t i = 0; i < n; ++i) x[i * step] = from[k->x_offsets[i]];
     if (!w) return;
-    const REAL *weight = job->w ? job->w + offset(job->sizes, job->w_strides, job->row_dims, r) : NULL;
+    int64_t base = job->bases ? job->bases[r] : job->w ? offset(job->sizes, job->w_strides, job->row_dims, r) : 0;
+    const REAL *weight = job->w ? job->w + base : NULL;
     for (int64_t i = 0; i < room; ++i) {
         REAL value = i >= n ? 0 : weight ? weight[k->w_offsets[i]] : 1;
         w[i * step] = value > 0 ? value : 0;
@@ -119,9 +120,9 @@ static ivec bound(const REAL *from, REAL *x, int64_t n) {
     return broken;
 }
 
-/* The radius and shape of lane l from those of row r; returns whether the radius is usable. */
-static int set_penalty(const Job *job, Tile *t, int64_t r, int l) {
-    double c = job->c[r * job->c_step], shape = job->shape[r * job->shape_step];
+/* The radius, in units of `unit`, and shape of lane l from those of row r; returns whether the radius is usable. */
+static int set_penalty(const Job *job, Tile *t, int64_t r, int l, double unit) {
+    double c = job->c[r * job->c_step] * unit, shape = job->shape[r * job->shape_step];
     int usable = c > 0;
     c = c > SMALLEST ? (c < LARGEST ? c : LARGEST) : SMALLEST;
     double root = job->penalty == BARRON ? sqrt(fmax(fabs(shape - 2), 1e-6)) : 1;
@@ -132,6 +133,19 @@ static int set_penalty(const Job *job, Tile *t, int64_t r, int l) {
         far = shape > 2 ? fmin(c * root * pow(LARGEST / fmax(c, 1), 1 / (shape - 1)), SUMMABLE) : SUMMABLE;
     t->far[l] = (REAL)fmin(far, 4 * HUGEST);
     return usable;
+}
+
+/* The factor by which each lane of a tile is made smaller, so that sums of samples and of c stay numbers. */
+INLINE vec shrinking(const Tile *t, vec low, vec high) {
+    ivec large = (t->c > LARGE_C) & ((low < -LARGE_X) | (high > LARGE_X));
+    return pick(large, splat(SHRINK), splat(1));
+}
+
+/* Makes samples and radii smaller by `factor`; the samples go to `x`. */
+static void shrink(const Job *job, Tile *t, const REAL *from, REAL *x, const int64_t *row, vec factor) {
+    for (int l = 0; l < LANES; ++l) set_penalty(job, t, row[t->alone ? 0 : l], l, factor[l]);
+    for (int64_t i = 0; i < t->n * LANES; i += LANES) *(vec *)(x + i) = *(const vec *)(from + i) * factor;
+    t->x = x;
 }
 
 static void store(const Job *job, int64_t r, REAL y, int broken, int32_t steps) {
@@ -187,7 +201,7 @@ static void gather_lanes(Tile *t, vec *low, vec *high, ivec *broken) { /* what `
 static int solve_plainly(const Job *job, Tile *t, const REAL *from, int64_t row, int64_t n, ivec unusable) {
     ivec taken = {0};
     vec y;
-    if (n % LANES != 0 || n < 4 * LONG || !all(~unusable)) return 0;
+    if (n % LANES != 0 || n < 4 * LONG || !all(~unusable & ~(t->c > LARGE_C))) return 0;
     t->x = from, t->n = n / LANES, t->total = splat((REAL)n), t->wide = !COARSE_ROOTS;
     if (!try_newton(job->penalty, t, &y, &taken)) return 0;
     store(job, row, y[0], 0, (int32_t)taken[0]);
@@ -207,7 +221,7 @@ static void pool_rows(Worker *k, int64_t first, int64_t count, int alone) {
         row[l] = first + (l < count ? l : count - 1);
         widths[l] = width_of(job, row[l]);
         longest = widths[l] > longest ? widths[l] : longest;
-        if (each) unusable[l] = -(INT)!set_penalty(job, &t, row[l], l);
+        if (each) unusable[l] = -(INT)!set_penalty(job, &t, row[l], l, 1);
     }
     const REAL *from = k->tile;
     if (k->apart && alone && longest % LANES == 0) {
@@ -236,8 +250,11 @@ static void pool_rows(Worker *k, int64_t first, int64_t count, int alone) {
     if (!t.w) t.total = splat((REAL)longest);
     if (alone) gather_lanes(&t, &low, &high, &broken);
     broken |= unusable | ~(low <= high);
+    vec factor = shrinking(&t, low, high);
+    if (!all(factor == 1)) shrink(job, &t, from, k->tile, row, factor), low *= factor, high *= factor;
     t.wide = !all(~((high - low) * t.over_c > FAR / 4));
     vec y = solve_tile(k, &t, low, high, broken, &taken);
+    y /= factor;
     for (int64_t l = 0; l < count; ++l) store(job, row[l], y[l], broken[l] != 0, (int32_t)taken[l]);
 }
 
@@ -283,7 +300,7 @@ static void pull_row(Worker *k, int64_t r) {
     REAL y = job->y[r], v = job->v[r], *out = job->share + r * n, *w = job->w ? k->weights : NULL;
     Tile t = k->one;
     if (job->c_step || job->shape_step)
-        for (int l = 0; l < LANES; ++l) set_penalty(job, &t, r, l);
+        for (int l = 0; l < LANES; ++l) set_penalty(job, &t, r, l, 1);
     read_row(k, r, k->tile, w, 1, n);
     job->radius[r] = 0;
     if (y != y) { /* a broken row spoils its own gradient, but not that of a sample that is absent */
@@ -299,6 +316,13 @@ static void pull_row(Worker *k, int64_t r) {
     t.has_tail = !w && n % LANES != 0;
     for (int l = 0; t.has_tail && l < LANES; ++l) t.tail[l] = l < n % LANES;
     bound(k->tile, k->tile, t.n);
+    y = y < -HUGEST ? -HUGEST : y > HUGEST ? HUGEST : y;
+    if (t.c[0] > LARGE_C) {
+        vec low, high, total;
+        measure(t.x, NULL, t.n, &low, &high, &total);
+        vec factor = shrinking(&t, splat(least(low)), splat(-least(-high)));
+        if (factor[0] != 1) shrink(job, &t, t.x, k->tile, &r, factor), y *= factor[0];
+    }
     int penalty = job->penalty < TRUNCATED ? job->penalty : HUBER; /* both have psi' = [|z| <= c] */
     Sums s = {0};
     if (job->penalty != ABSOLUTE) slopes_and_gains(penalty, &t, splat(y), &s);
@@ -336,7 +360,7 @@ static void work(void *argument) {
     if (sorts) k.own = (Scratch){.row = k.weights + tile, .weights = k.weights + tile + room, .prefix = prefix};
     k.own.position = k.own.weights + room;
     k.own.failed = !k.tile || !prefix || (job->penalty == WELSCH && !reserve(&k.own, CELLS + 2));
-    for (int l = 0; l < LANES; ++l) k.unusable[l] = -(INT)!set_penalty(job, &k.one, 0, l);
+    for (int l = 0; l < LANES; ++l) k.unusable[l] = -(INT)!set_penalty(job, &k.one, 0, l, 1);
     if (!job->w && !job->lengths && job->row_dims <= 1 && shared->offsets[job->taps - 1] == job->taps - 1)
         k.apart = job->row_dims ? job->x_strides[0] : 0;
     int64_t begin;

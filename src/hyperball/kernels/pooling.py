@@ -87,7 +87,8 @@ def put_together(shell: Value, tensors: Sequence[Tensor]) -> Value:
 
 def as_rows(view: Tensor, tap_dims: int) -> Tensor:
     """[*rows, *taps] as [R, n]."""
-    return view.flatten(-tap_dims).reshape(-1, view.shape[-tap_dims:].numel())
+    rows = view.flatten(-tap_dims)
+    return rows.reshape(-1, rows.shape[-1])
 
 
 def per_row(value: Value) -> Value:

@@ -43,7 +43,7 @@ def clean(rows: Tensor, weights: Tensor | None) -> Tensor:
 
 def tangent(rows: Tensor, weights: Tensor | None, value: Value, y: Tensor) -> Tangent:
     """The derivative of every row; rows [R, n], weights None or [R, n], parameters numbers or [R, 1], y [R]."""
-    rows = clean(rows, weights)
+    rows, y = clean(rows, weights), clean(y, None)
     z = y.unsqueeze(-1) - rows
     s, curvature = summable(value, *gain_and_curvature(value, z.abs()))
     h = curvature if weights is None else weights * curvature

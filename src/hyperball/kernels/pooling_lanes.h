@@ -26,6 +26,9 @@ typedef int64_t INT;
 #define FAR 1e150
 #define SMALLEST 1e-300
 #define LARGEST 1e290
+#define LARGE_C 1e270
+#define LARGE_X 1e250
+#define SHRINK 0x1p-130
 #define BARRON_FAR 1e300
 #define SUMMABLE 1e300
 #define MANTISSA 52
@@ -42,6 +45,9 @@ typedef int32_t INT;
 #define FAR 1e18f
 #define SMALLEST 1e-36f
 #define LARGEST 1e30f
+#define LARGE_C 1e22f
+#define LARGE_X 1e18f
+#define SHRINK 0x1p-50f
 #define BARRON_FAR 1e37f
 #define SUMMABLE 1e33f
 #define MANTISSA 23

@@ -13,9 +13,16 @@ INLINE vec divisor(int penalty, const Tile *t, vec y, vec h, ivec done) {
 /* |psi''| <= 0.86/c for pseudo-Huber, so the error after a Newton step d is at most 0.43 d^2 sum w/(c H). */
 #define BEND ((REAL)0.43)
 
+/* Where to look when a step is too short to count though g is not small: past the next numbers, then halfway. */
+INLINE vec beyond(vec y, vec g, vec low, vec high, ivec nudged) {
+    vec near = y - pick(g < 0, splat(-4 * EPS), splat(4 * EPS)) * vabs(y), middle = low * (REAL)0.5 + high * (REAL)0.5;
+    return pick(nudged | ~((near > low) & (near < high)), middle, near);
+}
+
 /* Moves *answer to the minimum in [low, high] where not done; returns sum w psi' as it was last seen. */
 static vec solve(int penalty, const Tile *t, vec *answer, vec low, vec high, ivec done, ivec *taken) {
     vec y = *answer, before = splat(INFINITY), last = before, size = splat(0), h = size;
+    ivec nudged = {0};
     int rough = penalty == PSEUDO_HUBER && COARSE_ROOTS ? (t->alone ? 1 : 2) : 0;
     Sums s;
     for (int k = 0; k < MAX_STEPS && !all(done); ++k) {
@@ -33,7 +40,14 @@ static vec solve(int penalty, const Tile *t, vec *answer, vec low, vec high, ive
         vec moved = vabs(target - y);
         *taken += done + 1;
         ivec still = {0}, final = {0};
-        if (k >= rough) still = ~(moved > 2 * EPS * vabs(y)) | ~(vabs(s.g) > EPS * size);
+        if (k >= rough) {
+            ivec short_step = ~(moved > 2 * EPS * vabs(y)), flat = ~(vabs(s.g) > EPS * size);
+            ivec fine = 64 * EPS * vabs(y) * t->over_c <= 1; /* else H may be y's own sample's, and no guide */
+            still = flat | (short_step & (fine | ~(high - low > 4 * EPS * vabs(y))));
+            ivec stuck = short_step & ~still;
+            target = pick(stuck, beyond(y, s.g, low, high, nudged), target);
+            moved = pick(stuck, vabs(target - y), moved), nudged |= stuck, newton &= ~stuck;
+        }
         if (k >= rough && penalty == PSEUDO_HUBER) {
             final = newton & (BEND * t->total * t->over_c * moved * moved <= EPS / 16 * size);
         }
@@ -116,7 +130,9 @@ static int try_newton(int penalty, const Tile *t, vec *answer, ivec *taken) {
         }
         REAL g = s.g[0], h = s.h[0], moved = (REAL)fabs(g / h), at = (REAL)fabs(y[0]);
         if (k >= 0 && !(h > (REAL)0.1 * total && moved <= before / 2)) return 0;
-        int still = k >= rough && (moved <= 2 * EPS * at || fabs(g) <= EPS * size);
+        int flat = fabs(g) <= EPS * size, fine = 64 * EPS * at * t->over_c[0] <= 1; /* else y may be its own inlier */
+        if (k >= rough && moved <= 2 * EPS * at && !flat && !fine) return 0;
+        int still = k >= rough && (moved <= 2 * EPS * at || flat);
         int final = k >= rough && penalty == PSEUDO_HUBER && BEND * total * t->over_c[0] * moved * moved <= EPS / 16 * size;
         y -= splat(g / h);
         if (still || final) {

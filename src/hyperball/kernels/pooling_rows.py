@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperball.kernels.pooling_gradient import may_hold_somewhere
 from hyperball.kernels.pooling_solver import can_look, gain_and_curvature, row_sum, solve
 from hyperball.rows import Value
 
@@ -22,6 +23,7 @@ CANDIDATES = 64  # starts at which a penalty that is not convex is evaluated
 KEPT = 4  # of which these are followed to their minimum
 NEIGHBORS = 16
 BLOCK = 2**23  # elements evaluated at once
+LARGE = {torch.float32: (1e22, 1e18, 2.0**-50), torch.float64: (1e270, 1e250, 2.0**-130)}  # c, x, what shrinks them
 
 
 class Middle(NamedTuple):
@@ -52,19 +54,41 @@ def pool_rows(x: Tensor, weights: Tensor | None, value: Value, *, fixed: bool) -
     present = None if weights is None else (weights > 0).expand_as(x)
     kept = x if present is None else torch.where(present, x, 0.0)
     bound = torch.finfo(x.dtype).max / 8
-    y, steps = _pool_clean(kept.clamp(-bound, bound), weights, value, fixed)
-    y = torch.where(y > bound / 2, torch.inf, torch.where(y < -bound / 2, -torch.inf, y))
     if value.name == "quadratic":  # there is no way too long for the mean
-        endless = kept.isinf()
+        endless, steps = kept.isinf(), torch.zeros(x.shape[:-1], dtype=torch.int32, device=x.device)
+        y = weighted_mean(torch.where(endless, 0.0, kept), weights)
         y = torch.where(endless.any(-1), torch.where(endless, kept, 0.0).sum(-1), y)
+    else:
+        y, steps = _pool_bounded(kept.clamp(-bound, bound), weights, value, fixed)
+        y = torch.where(y > bound / 2, torch.inf, torch.where(y < -bound / 2, -torch.inf, y))
     broken = kept.isnan().any(-1) if present is None else kept.isnan().any(-1) | ~present.any(-1)
     return torch.where(broken, torch.nan, y), steps
 
 
+def _pool_bounded(x: Tensor, weights: Tensor | None, value: Value, fixed: bool) -> tuple[Tensor, Tensor]:
+    """`_pool_clean` in smaller units where a sum of samples or of c could be too large for a number."""
+    unit = shrinking(x, value)
+    if unit is None:
+        return _pool_clean(x, weights, value, fixed)
+    smaller = value.with_parameters(rho=value.parameters["rho"] * unit)
+    y, steps = _pool_clean(x * unit, weights, smaller, fixed)
+    return y / unit.squeeze(-1), steps
+
+
+def shrinking(x: Tensor, value: Value) -> Tensor | None:
+    """The power of two, [R, 1], by which samples and c are made smaller; None where that is 1 for certain."""
+    large_c, large_x, factor = LARGE[x.dtype]
+    c: Any = value.parameters.get("rho")
+    if value.name == "absolute" or value.row.composed or c is None:
+        return None
+    if not (may_hold_somewhere(c > large_c) if isinstance(c, Tensor) else c > large_c):
+        return None
+    large = (x.abs().amax(-1, keepdim=True) > large_x) & (c > large_c)
+    return torch.where(large, factor, 1.0).to(x.dtype)
+
+
 def _pool_clean(x: Tensor, weights: Tensor | None, value: Value, fixed: bool) -> tuple[Tensor, Tensor]:
     no_steps = torch.zeros(x.shape[:-1], dtype=torch.int32, device=x.device)
-    if value.name == "quadratic":
-        return weighted_mean(x, weights), no_steps
     if value.name == "truncated_quadratic":
         return truncated(x, weights, value.parameters["rho"]), no_steps
     middle = middle_samples(x, weights)
@@ -87,11 +111,16 @@ def _per_row(parameter: Any) -> Any:
 
 def weighted_mean(x: Tensor, weights: Tensor | None) -> Tensor:
     """Σ w·x / Σ w, about the row's first sample so that a long way from 0 costs no digits."""
+    _, large, factor = LARGE[x.dtype]
+    unit = torch.where(x.detach().abs().amax(-1, keepdim=True) > large, factor, 1.0).to(x.dtype)
+    x = x * unit
     origin = x[..., :1]
     if weights is None:
-        return origin[..., 0] + row_sum(x - origin) / x.shape[-1]
-    weights = weights.expand_as(x)
-    return origin[..., 0] + row_sum(weights * (x - origin)) / row_sum(weights)
+        y = origin[..., 0] + row_sum(x - origin) / x.shape[-1]
+    else:
+        weights = weights.expand_as(x)
+        y = origin[..., 0] + row_sum(weights * (x - origin)) / row_sum(weights)
+    return y / unit[..., 0]
 
 
 def bracket(x: Tensor, weights: Tensor | None) -> tuple[Tensor, Tensor]:

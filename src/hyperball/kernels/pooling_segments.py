@@ -24,7 +24,7 @@ from hyperball.kernels.pooling import (
     refuse_tangents,
     taken_apart,
 )
-from hyperball.kernels.pooling_gradient import Tangent, parameter_partials, tangent
+from hyperball.kernels.pooling_gradient import Tangent, parameter_partials, tangent, weight_partial
 from hyperball.kernels.pooling_rows import pool_rows
 from hyperball.kernels.pooling_solver import row_sum
 from hyperball.rows import Value
@@ -39,11 +39,18 @@ class Bucket(NamedTuple):
     samples: Tensor
     present: Tensor
 
-    def rows(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def rows(self, x: Tensor, weights: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """(samples, weights) as [S·D, L]."""
         taken = x[self.samples].movedim(1, 2)  # [S, D, L]
-        weights = self.present.to(x.dtype).unsqueeze(1).expand_as(taken)
-        return taken.reshape(-1, taken.shape[-1]), weights.reshape(-1, taken.shape[-1])
+        held = self.present.to(x.dtype).unsqueeze(1).expand_as(taken)
+        if weights is not None:
+            held = held * weights.to(x.dtype)[self.samples].movedim(1, 2)
+        return taken.reshape(-1, taken.shape[-1]), held.reshape(-1, taken.shape[-1])
+
+    def place(self, into: Tensor, rows: Tensor) -> Tensor:
+        """`into`, [N, D], with what the rows [S·D, L] hold for each sample added."""
+        taps = rows.reshape(len(self.segments), into.shape[1], self.samples.shape[1]).movedim(2, 1)
+        return into.index_add(0, self.samples[self.present], taps[self.present])
 
     def value(self, value: Value) -> Value:
         """The value with [S_all, D] parameters as [S·D, 1]."""
@@ -64,8 +71,8 @@ def buckets(offsets: Tensor) -> Iterator[Bucket]:
             yield Bucket(segments, torch.where(present, offsets[segments].unsqueeze(1) + ramp, 0), present)
 
 
-def solve_segments(x: Tensor, offsets: Tensor, value: Value) -> tuple[Tensor, Tensor]:
-    """(y, steps), [S, D], of x [N, D] in float32 or float64; an empty segment is NaN."""
+def solve_segments(x: Tensor, weights: Tensor | None, offsets: Tensor, value: Value) -> tuple[Tensor, Tensor]:
+    """(y, steps), [S, D], of x [N, D] in float32 or float64, weights None or like x; an empty segment is NaN."""
     segments, columns = offsets.numel() - 1, x.shape[1]
     if x.is_meta:
         return x.new_empty((segments, columns)), x.new_empty((segments, columns), dtype=torch.int32)
@@ -76,153 +83,188 @@ def solve_segments(x: Tensor, offsets: Tensor, value: Value) -> tuple[Tensor, Te
         longest = int(lengths.max()) if lengths.numel() else 0
         taps = x.new_empty(0) if longest == 0 else x[:longest, 0]
         if taps.numel():
-            return native.pool(taps, None, name, c, shape, tap_dims=1, bases=bases, lengths=lengths)
+            held = None if weights is None else weights.to(x.dtype).contiguous()[:longest, 0]
+            return native.pool(taps, held, name, c, shape, tap_dims=1, bases=bases, lengths=lengths)
     y = x.new_full((segments, columns), torch.nan)
     steps = torch.zeros(y.shape, dtype=torch.int32, device=x.device)
     for bucket in buckets(offsets):
-        found, taken = pool_rows(*bucket.rows(x), bucket.value(value), fixed=x.dtype != torch.float64)
+        found, taken = pool_rows(*bucket.rows(x, weights), bucket.value(value), fixed=x.dtype != torch.float64)
         y[bucket.segments] = found.reshape(len(bucket.segments), columns)
         steps[bucket.segments] = taken.reshape(len(bucket.segments), columns)
     return y, steps
 
 
-def _tangents(y: Tensor, x: Tensor, offsets: Tensor, value: Value) -> Iterator[tuple[Bucket, Tensor, Value, Tangent]]:
+def _tangents(
+    y: Tensor, x: Tensor, weights: Tensor | None, offsets: Tensor, value: Value
+) -> Iterator[tuple[Bucket, Tensor, Value, Tangent]]:
     for bucket in buckets(offsets):
-        rows, weights = bucket.rows(x.to(y.dtype))
-        held = bucket.value(value)
-        yield bucket, weights, held, tangent(rows, weights, held, y[bucket.segments].reshape(-1))
+        rows, held = bucket.rows(x.to(y.dtype), weights)
+        own = bucket.value(value)
+        yield bucket, held, own, tangent(rows, held, own, y[bucket.segments].reshape(-1))
 
 
-def pull_back(grad: Tensor, y: Tensor, x: Tensor, offsets: Tensor, value: Value) -> tuple[Tensor, list[Tensor]]:
-    """The gradients of x and of the tensor parameters, from that of y."""
+def pull_back(
+    grad: Tensor, y: Tensor, x: Tensor, weights: Tensor | None, offsets: Tensor, value: Value
+) -> tuple[Tensor, Tensor | None, list[Tensor]]:
+    """The gradients of x, of the weights and of the tensor parameters, from that of y."""
     grad_x = torch.zeros_like(x, dtype=y.dtype)
+    grad_weights = None if weights is None else torch.zeros_like(weights, dtype=y.dtype)
     parameters = [torch.zeros_like(y) for held in value.parameters.values() if isinstance(held, Tensor)]
-    for bucket, weights, held, t in _tangents(y, x, offsets, value):
-        v = grad[bucket.segments].reshape(-1).to(y.dtype)
-        taps = (
-            (v.unsqueeze(1) * t.share).reshape(len(bucket.segments), x.shape[1], bucket.samples.shape[1]).movedim(2, 1)
-        )
-        grad_x = grad_x.index_add(0, bucket.samples[bucket.present], taps[bucket.present])
-        for i, partial in enumerate(parameter_partials(held, weights, t)):
-            parameters[i] = parameters[i].index_add(
-                0, bucket.segments, (v * partial).reshape(len(bucket.segments), x.shape[1])
-            )
-    return grad_x.to(x.dtype), parameters
+    for bucket, row_weights, held, t in _tangents(y, x, weights, offsets, value):
+        v = grad[bucket.segments].reshape(-1, 1).to(y.dtype)
+        grad_x = bucket.place(grad_x, v * t.share)
+        if grad_weights is not None:
+            grad_weights = bucket.place(grad_weights, v * weight_partial(t))
+        for i, partial in enumerate(parameter_partials(held, row_weights, t)):
+            moved = (v.squeeze(1) * partial).reshape(len(bucket.segments), x.shape[1])
+            parameters[i] = parameters[i].index_add(0, bucket.segments, moved)
+    return grad_x.to(x.dtype), None if weights is None else grad_weights.to(weights.dtype), parameters  # type: ignore[union-attr]
 
 
-def residuals(y: Tensor, x: Tensor, offsets: Tensor, value: Value) -> tuple[Tensor, Tensor]:
+def residuals(y: Tensor, x: Tensor, weights: Tensor | None, offsets: Tensor, value: Value) -> tuple[Tensor, Tensor]:
     """(|Σ psi|, whether the gradient is damped), [S, D]."""
     gradient, damped = torch.full_like(y, torch.nan), torch.zeros_like(y, dtype=torch.bool)
-    for bucket, weights, _, t in _tangents(y, x, offsets, value):
-        gradient[bucket.segments] = row_sum(t.s * t.z * weights).abs().reshape(len(bucket.segments), x.shape[1])
+    for bucket, held, _, t in _tangents(y, x, weights, offsets, value):
+        gradient[bucket.segments] = row_sum(t.s * t.z * held).abs().reshape(len(bucket.segments), x.shape[1])
         damped[bucket.segments] = t.damped.reshape(len(bucket.segments), x.shape[1])
     return gradient, damped
 
 
 class SegmentPool(torch.autograd.Function):
-    """y and steps, [S, D], from x [N, D], offsets, the penalty and its tensor parameters [S, D]."""
+    """y and steps, [S, D], from x [N, D], weights (like x, or None), offsets, the penalty and its parameters [S, D]."""
 
     @staticmethod
-    def forward(x: Tensor, offsets: Tensor, value: Value, *tensors: Tensor) -> Any:
-        return solve_segments(x.to(compute_dtype(x.dtype)), offsets, put_together(value, tensors))
+    def forward(x: Tensor, weights: Tensor | None, offsets: Tensor, value: Value, *tensors: Tensor) -> Any:
+        return solve_segments(x.to(compute_dtype(x.dtype)), weights, offsets, put_together(value, tensors))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-        x, offsets, ctx.value, *tensors = inputs
+        x, weights, offsets, ctx.value, *tensors = inputs
         ctx.mark_non_differentiable(output[1])
-        ctx.save_for_backward(x, offsets, output[0], *tensors)
-        ctx.save_for_forward(x, offsets, output[0], *tensors)
+        ctx.save_for_backward(x, weights, offsets, output[0], *tensors)
+        ctx.save_for_forward(x, weights, offsets, output[0], *tensors)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-        x, offsets, y, *tensors = ctx.saved_tensors
-        grad_x, parameters = pull_back(grad, y, x, offsets, put_together(ctx.value, tensors))
-        return grad_x, None, None, *parameters
+        x, weights, offsets, y, *tensors = ctx.saved_tensors
+        value = put_together(ctx.value, tensors)
+        grad_x, grad_weights, parameters = pull_back(grad, y, x, weights, offsets, value)
+        return grad_x, grad_weights, None, None, *parameters
 
     @staticmethod
-    def jvp(ctx: Any, dx: Tensor | None, _offsets: None, _value: None, *dtensors: Any) -> Any:
-        x, offsets, y, *tensors = ctx.saved_tensors
+    def jvp(ctx: Any, dx: Tensor | None, dw: Tensor | None, _offsets: None, _value: None, *dtensors: Any) -> Any:
+        x, weights, offsets, y, *tensors = ctx.saved_tensors
         moved = torch.zeros_like(y)
         value = put_together(ctx.value, tensors)
-        for bucket, weights, held, t in _tangents(y, x, offsets, value):
+        for bucket, held, own, t in _tangents(y, x, weights, offsets, value):
             change = torch.zeros_like(t.share[:, 0])
             if dx is not None:
                 change = change + row_sum(t.share * bucket.rows(dx.to(y.dtype))[0])
-            for partial, step in zip(parameter_partials(held, weights, t), dtensors, strict=True):
+            if dw is not None:
+                change = change + row_sum(weight_partial(t) * bucket.rows(x.to(y.dtype), dw)[1])
+            for partial, step in zip(parameter_partials(own, held, t), dtensors, strict=True):
                 if step is not None:
                     change = change + partial * step[bucket.segments].reshape(-1)
             moved = moved.index_add(0, bucket.segments, change.reshape(len(bucket.segments), x.shape[1]))
         return moved, None
 
     @staticmethod
-    def vmap(info: Any, in_dims: tuple[Any, ...], x: Tensor, offsets: Tensor, value: Value, *tensors: Tensor) -> Any:
-        if in_dims[1] is not None:
+    def vmap(
+        info: Any, in_dims: tuple[Any, ...], x: Tensor, weights: Any, offsets: Tensor, value: Value, *tensors: Tensor
+    ) -> Any:
+        if in_dims[2] is not None:
             raise ValueError("`offsets` cannot be a batch under vmap: every element must have the same segments")
 
-        def widen(tensor: Tensor, dim: int | None) -> Tensor:  # [N, D] and a batch as [N, B·D]
+        def widen(tensor: Tensor | None, dim: int | None) -> Tensor | None:  # [N, D] and a batch as [N, B·D]
+            if tensor is None:
+                return None
             if dim is None:
                 return tensor.unsqueeze(1).expand(-1, info.batch_size, -1).flatten(1)
             return tensor.movedim(dim, 1).flatten(1)
 
-        wide = [widen(tensor, dim) for tensor, dim in zip(tensors, in_dims[3:], strict=True)]
-        y, steps = SegmentPool.apply(widen(x, in_dims[0]), offsets, value, *wide)
+        wide = [widen(tensor, dim) for tensor, dim in zip(tensors, in_dims[4:], strict=True)]
+        y, steps = SegmentPool.apply(widen(x, in_dims[0]), widen(weights, in_dims[1]), offsets, value, *wide)
         unpack = (info.batch_size, -1)
         return (y.unflatten(1, unpack), steps.unflatten(1, unpack)), (1, 1)
 
 
 @torch.library.custom_op("hyperball::segment_robust_pool", mutates_args=())
-def segment_op(x: Tensor, offsets: Tensor, c: Tensor, shape: Tensor, penalty: str) -> tuple[Tensor, Tensor]:
+def segment_op(
+    x: Tensor, weights: Tensor | None, offsets: Tensor, c: Tensor, shape: Tensor, penalty: str
+) -> tuple[Tensor, Tensor]:
     """`solve_segments` as one opaque node of a compiled graph: how many segments have which length is data."""
-    return solve_segments(x, offsets, named_value(penalty, c, shape))
+    return solve_segments(x.contiguous(), weights, offsets, named_value(penalty, c, shape))
 
 
 @segment_op.register_fake
-def _(x: Tensor, offsets: Tensor, c: Tensor, shape: Tensor, penalty: str) -> tuple[Tensor, Tensor]:
+def _(
+    x: Tensor, weights: Tensor | None, offsets: Tensor, c: Tensor, shape: Tensor, penalty: str
+) -> tuple[Tensor, Tensor]:
     size = (offsets.shape[0] - 1, x.shape[1])
     return x.new_empty(size), x.new_empty(size, dtype=torch.int32)
 
 
 @torch.library.custom_op("hyperball::segment_robust_pool_backward", mutates_args=())
 def segment_backward_op(
-    grad: Tensor, y: Tensor, x: Tensor, offsets: Tensor, c: Tensor, shape: Tensor, penalty: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The gradients of x, c and shape."""
-    grad_x, parameters = pull_back(grad, y, x, offsets, named_value(penalty, c, shape))
-    return grad_x, parameters[0], parameters[1] if len(parameters) > 1 else torch.zeros_like(y)
+    grad: Tensor,
+    y: Tensor,
+    x: Tensor,
+    weights: Tensor | None,
+    offsets: Tensor,
+    c: Tensor,
+    shape: Tensor,
+    penalty: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The gradients of x, of the weights (empty without any), c and shape, all contiguous."""
+    held = None if weights is None else weights.contiguous()
+    value = named_value(penalty, c, shape)
+    grad_x, grad_w, parameters = pull_back(grad, y.contiguous(), x.contiguous(), held, offsets, value)
+    grad_w = x.new_empty(0) if grad_w is None else grad_w
+    return grad_x, grad_w, parameters[0], parameters[1] if len(parameters) > 1 else y.new_zeros(y.shape)
 
 
 @segment_backward_op.register_fake
 def _(
-    grad: Tensor, y: Tensor, x: Tensor, offsets: Tensor, c: Tensor, shape: Tensor, penalty: str
-) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(y), torch.empty_like(y)
+    grad: Tensor,
+    y: Tensor,
+    x: Tensor,
+    weights: Tensor | None,
+    offsets: Tensor,
+    c: Tensor,
+    shape: Tensor,
+    penalty: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    grad_w = x.new_empty(0) if weights is None else weights.new_empty(weights.shape)
+    return x.new_empty(x.shape), grad_w, y.new_empty(y.shape), y.new_empty(y.shape)
 
 
 def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    x, offsets, c, shape, ctx.penalty = inputs
-    ctx.save_for_backward(output[0], x, offsets, c, shape)
+    x, weights, offsets, c, shape, ctx.penalty = inputs
+    ctx.save_for_backward(output[0], x, weights, offsets, c, shape)
 
 
 def _op_backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
-    grad_x, grad_c, grad_shape = segment_backward_op(grad, *ctx.saved_tensors, ctx.penalty)
-    return grad_x, None, grad_c, grad_shape, None
+    saved = ctx.saved_tensors
+    grad_x, grad_w, grad_c, grad_shape = segment_backward_op(grad, *saved, ctx.penalty)
+    return grad_x, None if saved[2] is None else grad_w, None, grad_c, grad_shape, None
 
 
 segment_op.register_autograd(_op_backward, setup_context=_op_setup)
 
 
-def pool_segments(x: Tensor, offsets: Tensor, value: Value) -> tuple[Tensor, Tensor]:
-    """(y, steps), [S, D]; y in float32 or float64; tensor parameters are [S, D]."""
+def pool_segments(x: Tensor, weights: Tensor | None, offsets: Tensor, value: Value) -> tuple[Tensor, Tensor]:
+    """(y, steps), [S, D]; y in float32 or float64; weights None or like x; tensor parameters are [S, D]."""
     if not torch.compiler.is_compiling():
         shell, tensors = taken_apart(value)
-        y, steps = SegmentPool.apply(x, offsets, shell, *tensors)
+        y, steps = SegmentPool.apply(x, weights, offsets, shell, *tensors)
         return y, steps
-    refuse_tangents(x, *taken_apart(value)[1])
+    refuse_tangents(x, weights, *taken_apart(value)[1])
     if value.row.composed:
         raise NotImplementedError(
             f"segments cannot be pooled in compiled code with {value.name}, which is user-defined"
         )
     rows = x.new_empty((offsets.shape[0] - 1, x.shape[1]), dtype=compute_dtype(x.dtype))
     c, shape = on_rows(value.parameters["rho"], rows), on_rows(value.parameters.get("shape", 1.0), rows)
-    found: tuple[Tensor, Tensor] = segment_op(x.to(rows.dtype), offsets, c.contiguous(), shape.contiguous(), value.name)
+    held = (x.to(rows.dtype), weights, offsets, c.contiguous(), shape.contiguous(), value.name)
+    found: tuple[Tensor, Tensor] = segment_op(*held)
     return found

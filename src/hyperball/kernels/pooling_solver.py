@@ -44,6 +44,8 @@ class Solution(NamedTuple):
 def row_sum(rows: Tensor) -> Tensor:
     """Σ_i x_i over the last dimension, in fixed chunks so that a row's bits do not depend on its batch."""
     width = CHUNK.get(rows.device.type, 32)
+    if torch.compiler.is_exporting():  # a graph for any length cannot have a number of chunks
+        return rows.sum(-1)
     while rows.shape[-1] > width:
         whole = rows.shape[-1] // width * width
         chunks = rows[..., :whole].unflatten(-1, (-1, width)).sum(-1)
@@ -90,6 +92,12 @@ def row_totals(
     return g, size, curvature, gains
 
 
+def _beyond(y: Tensor, g: Tensor, low: Tensor, high: Tensor, nudged: Tensor) -> Tensor:
+    """Where to look when a step is too short to count though g is not small: past the next numbers, then halfway."""
+    near = y - g.sign() * (4 * torch.finfo(y.dtype).eps) * y.abs()
+    return torch.where(nudged | ~((near > low) & (near < high)), low / 2 + high / 2, near)
+
+
 def solve(
     x: Tensor,
     value: Value,
@@ -105,7 +113,8 @@ def solve(
     """y with Σ w·psi(y − x) = 0 per row, by safeguarded Newton inside [lower, upper].
 
     A row takes the step −g/H (−g/W, the IRLS step, where H ≤ 1e-4·W) if that stays in the bracket and is at most
-    half the step before last, else it bisects. It settles with a step of at most 2 ulp, or at g's rounding error.
+    half the step before last, else it bisects. It settles at g's rounding error, or with a step of at most 2 ulp in a
+    bracket of 4; where such a step comes earlier, c may be below an ulp of y, and it looks further.
 
     Args:
         value: a penalty whose parameters broadcast against x.
@@ -119,6 +128,7 @@ def solve(
     last = before = torch.full_like(start, torch.inf)
     done = torch.zeros_like(start, dtype=torch.bool) if settled is None else settled
     taken = torch.zeros_like(start, dtype=torch.int32)
+    nudged = torch.zeros_like(done)
     slope = torch.zeros_like(start)
     look = can_look(start) and (steps is None or start.device.type == "cpu")  # leaving early changes no row
     for _ in range(MAX_STEPS if steps is None else steps):
@@ -128,8 +138,12 @@ def solve(
         target = y - g / torch.where(curvature > NEWTON_SHARE * gains, curvature, gains)
         accepted = (target >= low) & (target <= high) & ((target - y).abs() <= before / 2)
         target = torch.where(accepted, target, low / 2 + high / 2)
-        moved = (target - y).abs()
-        small = ~(moved > 2 * eps * y.abs()) | ~(g.abs() > eps * size)  # so does NaN
+        moved, ulp = (target - y).abs(), eps * y.abs()
+        flat, short = ~(g.abs() > eps * size), ~(moved > 2 * ulp)  # so does NaN
+        small = flat | (short & ~(high - low > 4 * ulp))
+        stuck = short & ~small
+        target = torch.where(stuck, _beyond(y, g, low, high, nudged), target)
+        moved, accepted, nudged = torch.where(stuck, (target - y).abs(), moved), accepted & ~stuck, nudged | stuck
         y = torch.where(done | (small & ~accepted), y, target)
         done = done | small
         before, last = last, moved

@@ -220,7 +220,8 @@ def residuals(y: Tensor, x: Tensor, weights: Tensor | None, value: Value) -> tup
 def vectors_op(x: Tensor, weights: Tensor | None, c: Tensor, shape: Tensor, penalty: str) -> tuple[Tensor, Tensor]:
     """`pool_sets` as one opaque node: traced, its steps would take minutes to compile; c and shape are [R]."""
     value = named_value(penalty, c.unsqueeze(-1), shape.unsqueeze(-1))
-    return pool_sets(x, weights, value, fixed=x.dtype != torch.float64)
+    y, steps = pool_sets(x, weights, value, fixed=x.dtype != torch.float64)
+    return y.contiguous(), steps.contiguous()
 
 
 @vectors_op.register_fake

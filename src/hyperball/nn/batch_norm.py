@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hyperball.functional.batch_norm import check_penalty, robust_batch_norm
+from hyperball.functional.batch_norm import check_eps, check_penalty, robust_batch_norm
 from hyperball.kernels.batch_norm import work_dtype
 from hyperball.rows import AnyValue, Row, Value, require_positive
 
@@ -21,7 +21,8 @@ class RobustBatchNorm(_NormBase):
     Arguments are nn.BatchNorm's, and c -> inf is nn.BatchNorm. The penalty's c counts in units of s; with ``learn_c``
     its logarithm is a parameter, ``log_c``, one value per channel or, with ``per="layer"``, one. A plain batch norm's
     state dict loads; the radius then keeps its value. With `sync`, the samples are those of all processes of
-    `process_group` wherever torch.distributed is initialized. `robust_batch_norm` has the definition.
+    `process_group` wherever torch.distributed is initialized; ``synchronize()`` switches that on later.
+    `robust_batch_norm` has the definition. `running_var` is s², which float32 holds up to s = 1e19.
 
     It is no subclass of nn.BatchNorm: what replaces those (`nn.SyncBatchNorm.convert_sync_batchnorm`, fusion into
     convolutions) leaves it alone.
@@ -48,6 +49,7 @@ class RobustBatchNorm(_NormBase):
         sync: bool = True,
         process_group: Any = None,
     ) -> None:
+        check_eps(eps)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device, dtype)
         value = check_penalty(penalty)
         _check_options(value)
@@ -126,6 +128,10 @@ class RobustBatchNorm(_NormBase):
             sync=self.sync and self.training,
             process_group=self.process_group,
         )
+
+    def synchronize(self, process_group: Any = None) -> None:
+        """Take the samples of all processes of the group, by default of all there are, in training."""
+        self.sync, self.process_group = True, process_group
 
     def _average_factor(self) -> float | Tensor:
         """The weight of this batch in the running statistics: momentum, or 1/batches where that is None."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperball.implicit import AugmentedLagrangian, Implicit, Solution, Unrolled, argmin, checks
-from hyperball.implicit.argmin import check_settings
+from hyperball.implicit.argmin import ADJOINTS, SOLVERS, by_name, check_settings
 from hyperball.implicit.fixed import BLIND, STEPS
 from hyperball.implicit.problem import Function, tensors_of
 from hyperball.implicit.solution import OnFailure
@@ -40,12 +40,13 @@ class Declarative(nn.Module):
         *,
         equality: Function | None = None,
         inequality: Function | None = None,
-        solver: Solver | AugmentedLagrangian | None = None,
-        adjoint: Implicit | Unrolled | None = None,
+        solver: Solver | AugmentedLagrangian | str | None = None,
+        adjoint: Implicit | Unrolled | str | None = None,
         on_failure: OnFailure = "raise",
         batch_dims: int = 1,
     ) -> None:
         super().__init__()
+        solver, adjoint = by_name("solver", solver, SOLVERS), by_name("adjoint", adjoint, ADJOINTS)
         check_settings(objective, equality, inequality, solver, adjoint, on_failure)
         checks.count("batch_dims", batch_dims, least=0)
         self.objective, self.equality, self.inequality = objective, equality, inequality
@@ -105,7 +106,7 @@ class Declarative(nn.Module):
         if self.batch_dims and (not tensors or tensors[0].dim() < self.batch_dims):
             raise ValueError(f"the first input must have at least `batch_dims`={self.batch_dims} dimensions")
         batch = tensors[0].shape[: self.batch_dims] if self.batch_dims else ()
-        return self.init.expand(*batch, *self.init.shape)
+        return self.init.expand((*batch, *self.init.shape))
 
     def extra_repr(self) -> str:
         return f"solver={self.solver}, adjoint={self.adjoint}, on_failure={self.on_failure!r}"

@@ -13,6 +13,7 @@ from hyperball.functional.pooling_checks import Penalty, Sizes, known_scale, sin
 from hyperball.rows import Value
 
 SHAPE_BOUND = 3.0  # a learned shape lies in (0, 3)
+LOG_BOUND = 80.0  # beyond, exp is 0 or infinite in float32
 NAMES = {"rho": "c", "shape": "shape"}
 
 
@@ -22,9 +23,9 @@ def _raw(key: str, value: Tensor) -> Tensor:
 
 
 def _read(key: str, raw: Tensor) -> Tensor:
-    """c = exp(raw); shape = 3·sigmoid(raw); in float32 at least."""
+    """c = exp(raw), raw within ±80; shape = 3·sigmoid(raw); in float32 at least."""
     raw = raw.float() if raw.element_size() < 4 else raw
-    return raw.exp() if key == "rho" else SHAPE_BOUND * torch.sigmoid(raw)
+    return raw.clamp(-LOG_BOUND, LOG_BOUND).exp() if key == "rho" else SHAPE_BOUND * torch.sigmoid(raw)
 
 
 class RobustPool(nn.Module):
@@ -32,8 +33,10 @@ class RobustPool(nn.Module):
 
     In the penalty's text, ``learn_c`` and ``learn_shape`` make parameters of c (stored as ``log_c``) and shape (stored
     as ``logit_shape``, so that it stays in (0, 3)), one for the layer or, with ``per="channel"``, one for each of
-    `channels`. `predict_c` and `predict_shape` are modules that give log c and logit(shape/3) from the input, in a
-    shape that broadcasts to the output. With scale="mad", c is in units of each row's median absolute deviation.
+    `channels`. A tensor c is fixed; an ``nn.Parameter`` c is learned as it is, under the name ``c``, and must stay > 0.
+    `predict_c` and `predict_shape` are modules that give log c and logit(shape/3) from the input: (N, C) or (N, 1) for
+    each sample, or as many dimensions as the output, to which they broadcast.
+    With scale="mad", c is in units of each row's median absolute deviation.
     """
 
     pool: Callable[..., Tensor]
@@ -64,6 +67,7 @@ class RobustPool(nn.Module):
         self.predict_c, self.predict_shape = predict_c, predict_shape
         self._start: dict[str, float | list[float]] = {}
         self._fixed: list[str] = []
+        self._given: list[str] = []
         self._text = str(value).replace("rho", "c")
         self.value = self._store(value, {"device": device, "dtype": dtype})
         self.reset_parameters()
@@ -80,6 +84,10 @@ class RobustPool(nn.Module):
                 )
             if not isinstance(held, Tensor) and not learned:
                 continue
+            if isinstance(held, nn.Parameter) or (isinstance(held, Tensor) and held.requires_grad):
+                plain[key] = value.row.parameters[key]
+                self._adopt(key, held, learned or predicted)
+                continue
             per_channel = learned and value.options.get("per", self._per) == "channel"
             start = _check_start(key, held, learned, self.channels if per_channel else None)
             plain[key] = value.row.parameters[key]
@@ -90,6 +98,18 @@ class RobustPool(nn.Module):
                 self._fixed.append(key)
                 self.register_buffer(f"fixed_{NAMES.get(key, key)}", start.to(**factory))
         return value.with_parameters(**plain)
+
+    def _adopt(self, key: str, held: Tensor, decided: bool) -> None:
+        """Register a parameter that was given as such: the same object, without a map."""
+        name = NAMES.get(key, key)
+        if not isinstance(held, nn.Parameter) or decided:
+            other = (
+                "a tensor that requires a gradient" if not decided else f"a parameter beside learn_ or predict_{name}"
+            )
+            raise ValueError(f"`{name}` is learned by learn_{name}=True, or given as an nn.Parameter, got {other}")
+        _check_start(key, held, False, None)
+        self._given.append(key)
+        self.register_parameter(name, held)
 
     @property
     def _per(self) -> str:
@@ -106,18 +126,21 @@ class RobustPool(nn.Module):
         """The penalty with its present parameters; what is predicted is predicted from x."""
         present: dict[str, Tensor] = {key: _read(key, getattr(self, _stored(key))) for key in self._start}
         present |= {key: getattr(self, f"fixed_{NAMES.get(key, key)}") for key in self._fixed}
+        present |= {key: getattr(self, NAMES.get(key, key)) for key in self._given}
         for key, module in (("rho", self.predict_c), ("shape", self.predict_shape)):
             if module is not None and x is not None:
-                present[key] = _read(key, module(x))
+                present[key] = _read(key, _on_output(module(x), x, self.space, f"predict_{NAMES[key]}"))
         return self.value.with_parameters(**present)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, *, weights: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
         return type(self).pool(
             x,
             self.kernel_size,
             self.stride,
             self.padding,
             penalty=self.penalty(x),
+            weights=weights,
+            mask=mask,
             ceil_mode=self.ceil_mode,
             scale=self.scale,
         )
@@ -130,6 +153,22 @@ class RobustPool(nn.Module):
         parts += [f"scale={self.scale!r}"] if self.scale else []
         parts += [f"channels={self.channels}"] if self.channels else []
         return ", ".join(parts)
+
+
+def _on_output(predicted: Tensor, x: Tensor, space: int, name: str) -> Tensor:
+    """A prediction with the output's dimensions: (N, C), (N, 1) and (1, C) get ones for the positions."""
+    batched = x.dim() == space + 2
+    if predicted.dim() == x.dim() or predicted.numel() == 1:
+        return predicted.reshape(()) if predicted.numel() == 1 else predicted
+    lead = tuple(x.shape[:-space])
+    fits = all(have in (1, want) for have, want in zip(predicted.shape, lead, strict=False))
+    if predicted.dim() != len(lead) or not fits:
+        shapes = "(N, C), or (N, 1) for one value a sample" if batched else "(C,)"
+        raise ValueError(
+            f"`{name}` must give {shapes}, or {x.dim()} dimensions that broadcast to the output, "
+            f"got {tuple(predicted.shape)} for an input of {tuple(x.shape)}"
+        )
+    return predicted.reshape(*predicted.shape, *[1] * space)
 
 
 def _stored(key: str) -> str:
