@@ -137,7 +137,7 @@ def test_plain_convolutions_come_near_their_bound_and_never_exceed_it(layer, sha
     bound = hb.bounds(layer).lipschitz
     steep = steepest(layer.double().eval(), torch.randn(1, *shape, dtype=torch.float64), rounds=60)
     assert steep <= bound
-    assert bound <= 3 * steep
+    assert bound <= 3.5 * steep
 
 
 def test_the_fourier_bound_of_a_circular_convolution_is_nearly_exact():

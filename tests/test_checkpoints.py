@@ -2,18 +2,23 @@
 
 import errno
 import json
+import os
 import pickle
 import signal
+from dataclasses import replace as replaced
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from training_cases import DECOUPLED, Heard, losses, run, same, weights
+from training_cases import DECOUPLED, Heard, losses, noise, run, same, small, weights
 
 from hyperball.training import CheckpointError, Interrupted, evaluate, load_model, read_metrics, resume
 from hyperball.training import checkpoint as checkpoints
 from hyperball.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, saved_steps
+from hyperball.training.files import FileError
+from hyperball.training.folder import held
+from hyperball.training.interrupts import resume_command
 from hyperball.training.loop import changes as environment_changes
 
 RESUMED: dict[str, dict[str, Any]] = {
@@ -78,6 +83,37 @@ def test_a_torn_last_line_of_the_metrics_is_no_line(tmp_path: Path) -> None:
     assert len(losses(tmp_path)) == 12
 
 
+BROKEN_LINES = {
+    "no JSON": (b'{"kind": "tra\n', "line 2 is damaged"),
+    "bytes": (b"\xff\xfe\n", "line 2 is damaged"),
+    "no step": (b'{"kind": "train"}\n', "line 2 must be an object with `kind` and `step`"),
+    "a number": (b"3\n", "line 2 must be an object with `kind` and `step`"),
+    "nested": (b"[" * 100_000 + b"\n", "line 2 is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_LINES)
+def test_a_broken_line_of_the_metrics_is_named(name: str, trained: Path, tmp_path: Path) -> None:
+    folder = copied(trained, tmp_path / "run")
+    (folder / "record.json").unlink()
+    path = folder / "metrics.jsonl"
+    line, message = BROKEN_LINES[name]
+    lines = path.read_bytes().splitlines(keepends=True)
+    path.write_bytes(b"".join([lines[0], line, *lines[2:]]))
+    with pytest.raises(FileError, match=message) as caught:
+        resume(folder, accelerator="cpu")
+    assert str(path) in str(caught.value)
+
+
+@pytest.mark.parametrize("results", [{}, [], {"last": None}, {"last": {"step": 1}}], ids=str)
+def test_a_record_without_results_is_named(results: Any, trained: Path, tmp_path: Path) -> None:
+    folder = copied(trained, tmp_path / "run")
+    tree = json.loads((folder / "record.json").read_text())
+    (folder / "record.json").write_text(json.dumps({**tree, "results": results}))
+    with pytest.raises(FileError, match=r"record\.json: `results\.last` must hold an evaluation's metrics"):
+        resume(folder, accelerator="cpu")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, tmp_path: Path) -> None:
     def act(report: Any) -> None:
@@ -88,12 +124,24 @@ def test_a_signal_saves_and_says_how_to_go_on(number: signal.Signals, tmp_path: 
     folder = tmp_path / "a run"
     with pytest.raises(Interrupted) as caught:
         run(folder, progress=Heard(act))
-    assert str(caught.value) == f"stopped by {number.name}, saved at step 3; resume with: hyperball resume '{folder}'"
+    assert caught.value.command == f"hyperball resume '{folder}' --accelerator=cpu"
+    assert str(caught.value) == f"stopped by {number.name}, saved at step 3; resume with: {caught.value.command}"
     assert saved_steps(folder / "checkpoints") == [3]
     assert signal.getsignal(number) == before
     run(tmp_path / "whole")
     resume(folder, accelerator="cpu")
     assert same(weights(tmp_path / "whole"), weights(folder))
+
+
+@pytest.mark.parametrize(
+    "place, expected",
+    [
+        ((None, "auto", "auto"), "hyperball resume runs/a"),
+        (("my data", "cpu", 2), "hyperball resume runs/a '--data-root=my data' --accelerator=cpu --devices=2"),
+    ],
+)
+def test_the_resume_command_repeats_what_was_said_of_the_place(place: Any, expected: str) -> None:
+    assert resume_command(Path("runs/a"), *place) == expected
 
 
 def flip(path: Path, position: int) -> None:
@@ -171,14 +219,81 @@ def test_a_checkpoint_of_another_model_is_named_as_such(trained: Path, tmp_path:
         run(tmp_path / "plain", {"start.weights": str(tmp_path / "decoupled")})
 
 
-def test_another_set_does_not_resume_a_run(trained: Path, tmp_path: Path) -> None:
+def test_another_set_does_not_resume_a_run(tmp_path: Path) -> None:
+    whole = {"data.train_size": None, "data.test_size": None}
+    run(tmp_path / "run", whole, dataset=noise(96))
+    (tmp_path / "run" / "record.json").unlink()
+    with pytest.raises(CheckpointError, match="counts 3 steps an epoch, but the set here gives 2"):
+        resume(tmp_path / "run", dataset=noise(64), accelerator="cpu")
+
+
+@pytest.mark.parametrize("act", [resume, evaluate, load_model])
+def test_a_checkpoint_of_another_recipe_is_refused(act: Any, trained: Path, tmp_path: Path) -> None:
     folder = copied(trained, tmp_path / "run")
     (folder / "record.json").unlink()
-    recipe = json.loads((folder / "recipe.json").read_text())
-    recipe["data"]["train_size"] = 96
-    (folder / "recipe.json").write_text(json.dumps(recipe))
-    with pytest.raises(CheckpointError, match="counts 6 steps an epoch, but the set here gives 3"):
-        resume(folder, accelerator="cpu")
+    small({"optimizer.lr": 1e-3}).to_file(folder / "recipe.json")
+    with pytest.raises(CheckpointError, match=r"is of another recipe: `optimizer\.lr` is 0\.01 there and 0\.001 here"):
+        act(folder)
+
+
+def test_a_resumed_run_may_log_otherwise(trained: Path, tmp_path: Path) -> None:
+    folder = copied(trained, tmp_path / "run")
+    (folder / "record.json").unlink()
+    assert run(folder, {"log.every": 3}, resume=True).status == "finished"
+
+
+def test_a_run_without_its_checkpoints_begins_anew_and_says_so(tmp_path: Path) -> None:
+    with pytest.raises(Crash):
+        run(tmp_path, progress=crash_at(3))
+    record = resume(tmp_path, accelerator="cpu")
+    assert record.notes == ["there was no checkpoint to resume from; begun anew"]
+    assert len(losses(tmp_path)) == 12
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["resumed", "begun"])
+def test_checkpoints_without_a_recipe_are_not_built_on(again: bool, trained: Path, tmp_path: Path) -> None:
+    folder = copied(trained, tmp_path / "run")
+    for name in ("record.json", "recipe.json"):
+        (folder / name).unlink()
+    with pytest.raises(CheckpointError, match=r"holds checkpoints but no recipe\.json"):
+        run(folder, resume=again)
+
+
+def test_weights_of_a_plain_network_are_no_decoupled_one(trained: Path, tmp_path: Path) -> None:
+    folder = copied(trained, tmp_path / "run")
+    small(DECOUPLED).to_file(folder / "recipe.json")
+    held, _ = load_checkpoint(folder / "checkpoints")
+    save_checkpoint(folder / "checkpoints", replaced(held, info={**held.info, "recipe": small(DECOUPLED).to_dict()}))
+    for act in (load_model, lambda place: evaluate(place, accelerator="cpu")):
+        with pytest.raises(CheckpointError, match=r"is of another model: it lacks .*magnitude"):
+            act(folder)
+
+
+def test_a_folder_takes_one_training_at_a_time(tmp_path: Path) -> None:
+    refused: list[str] = []
+
+    def act(report: Any) -> None:
+        with pytest.raises(CheckpointError) as caught:
+            run(tmp_path, {"epochs": 1}, resume=True)
+        refused.append(str(caught.value))
+
+    run(tmp_path, {"epochs": 1}, progress=Heard(lambda report: act(report) if report.step == 2 else None))
+    assert len(refused) == 1
+    assert "another process is training into" in refused[0]
+    assert not (tmp_path / ".training.lock").exists()
+
+
+def test_workers_of_a_killed_training_do_not_hold_its_folder(tmp_path: Path) -> None:
+    with held(tmp_path):
+        child = os.fork()
+        if child == 0:
+            signal.pause()
+    try:
+        with held(tmp_path):
+            pass
+    finally:
+        os.kill(child, signal.SIGKILL)
+        os.waitpid(child, 0)
 
 
 @pytest.mark.parametrize("act", [resume, evaluate, load_model])

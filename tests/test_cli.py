@@ -2,6 +2,7 @@
 
 import importlib
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from hyperball.cli import main
 from hyperball.cli.commands import COMMANDS
-from hyperball.cli.main import exit_code
+from hyperball.cli.errors import exit_code, report
 
 pytest.importorskip("jsonargparse")
 
@@ -107,6 +108,11 @@ MISTAKES = {
     "an unknown layer": (["explain", "con(3, 4, 3)"], "unknown layer 'con'; did you mean conv?"),
     "an unknown argument of a layer": (["explain", "conv(3, 4, 3, magntude=1)"], "cannot be built"),
     "code in a layer": (["explain", "conv(3, 4, 3, bias=[x for x in y])"], "is not a plain value"),
+    "a call in place of a number": (["explain", "conv(__import__('os'), 4, 3)"], "`in_channels` must be a number, got"),
+    "a name in place of a size": (["explain", "conv(3, 4, kernel_size=big)"], "`kernel_size` must be a number, got"),
+    "a value for print_config": (["train", "--print_config=foo"], "--print_config takes no value, got 'foo'"),
+    "both lengths": (["train", "--epochs=2", "--steps=9"], "`epochs` and `steps` exclude each other, got 2 and 9"),
+    "a report on an empty folder": (["report", "."], "holds no runs"),
     "half a layer": (["explain", "conv(3, 4"], "neither a model nor a call"),
     "a plain model to explain": (["explain", "digits"], "no hyperball layer"),
     "nothing to convert to": (["convert", "digits"], "give a `magnitude`"),
@@ -156,6 +162,17 @@ def test_exit_codes_of_our_own_errors():
     assert exit_code(raised(NonFiniteError(3, "layer conv"))) == 1
     assert exit_code(raised(Interrupted(3, "hyperball resume x", 2))) == 130
     assert exit_code(raised(Interrupted(3, "hyperball resume x", 15))) == 143
+
+
+@pytest.mark.parametrize("rank, lines", [("0", 1), ("1", 0)])
+def test_of_several_processes_the_first_says_how_to_resume(rank, lines, monkeypatch, capsys):
+    from hyperball.training import Interrupted
+
+    monkeypatch.setenv("LOCAL_RANK", rank)
+    stop = Interrupted(3, "hyperball resume x", signal.SIGTERM)
+    assert report(raised(stop), "hyperball train") == 143
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == errors.count("hyperball resume x") == lines
 
 
 def test_a_missing_extra_is_named(capsys, monkeypatch):

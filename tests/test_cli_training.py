@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -63,6 +64,50 @@ def test_every_recipe_of_the_catalog_is_printed_and_read_again(tmp_path, capsys)
         assert Recipe.from_file(tmp_path / "again.yaml") == entry.recipe
 
 
+def printed(capsys, tmp_path, *arguments):
+    """The recipe that `--print_config` prints."""
+    from hyperball.training import Recipe
+
+    assert main(["train", *arguments, "--print_config"]) == 0
+    (tmp_path / "printed.yaml").write_text(capsys.readouterr().out)
+    return Recipe.from_file(tmp_path / "printed.yaml")
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["cifar10", "--epochs=2"], (2, None)),
+        (["cifar10", "--steps=7"], (None, 7)),
+        (["digits", "--steps=7"], (None, 7)),
+        (["cifar10", "--steps=null", "--epochs=2"], (2, None)),
+    ],
+)
+def test_epochs_replace_a_recipes_steps_and_the_other_way_round(arguments, expected, tmp_path, capsys):
+    recipe = printed(capsys, tmp_path, *arguments)
+    assert (recipe.epochs, recipe.steps) == expected
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["--deterministic"], (True, False)),
+        (["--deterministic", "--data.flip"], (True, True)),
+        (["--data.flip", "digits"], (False, True)),
+        (["--data.flip", "true", "--deterministic", "false"], (False, True)),
+        (["--data.flip=false", "--deterministic=true"], (True, False)),
+    ],
+)
+def test_a_field_that_is_true_or_false_needs_no_value(arguments, expected, tmp_path, capsys):
+    recipe = printed(capsys, tmp_path, *arguments)
+    assert (recipe.deterministic, recipe.data.flip) == expected
+
+
+def test_print_config_leaves_the_recipe_behind_it_alone(capsys):
+    for option in ("--print_config", "--print-config"):
+        assert main(["train", option, "cifar10"]) == 0
+        assert "steps: 42500" in capsys.readouterr().out
+
+
 def test_help_of_train_lists_every_field(capsys):
     from hyperball.cli.recipes import fields
 
@@ -101,9 +146,36 @@ def test_evaluate_takes_other_data_but_no_other_fields(trained, capsys):
     assert "unknown option --epochs" in capsys.readouterr().err
 
 
-def test_a_damaged_checkpoint_is_a_mistake_in_one_line(trained, tmp_path, capsys):
-    import shutil
+@pytest.mark.parametrize("missing", [None, float("nan")])
+def test_evaluate_says_what_is_not_finite(trained, capsys, monkeypatch, missing):
+    from hyperball.cli import runs
+    from hyperball.training import Metrics
 
+    found = Metrics(100, missing, 0.25, None, missing, 0.1, 0.1, None, nonfinite=7)
+    monkeypatch.setattr(runs, "measure", lambda *given, **options: found)
+    assert main(["evaluate", str(trained), "--json"]) == 0
+    text = capsys.readouterr().out
+    assert "NaN" not in text
+    tree = json.loads(text)
+    assert (tree["loss"], tree["ece"], tree["nonfinite"]) == (None, None, 7)
+    assert main(["evaluate", str(trained)]) == 0
+    text = capsys.readouterr().out
+    assert re.search(r"cross-entropy +not finite", text)
+    assert text.endswith("the logits of 7 of 100 samples are not finite\n")
+
+
+def test_resuming_a_finished_run_without_a_finite_loss_says_so(trained, tmp_path, capsys):
+    copy = shutil.copytree(trained, tmp_path / "copy")
+    tree = json.loads((copy / "record.json").read_text())
+    tree["results"]["last"].update(loss=None, nonfinite=3)
+    (copy / "record.json").write_text(json.dumps(tree))
+    assert main(["resume", str(copy)]) == 0
+    text = capsys.readouterr().out
+    assert "loss not finite" in text
+    assert "the logits of 3 of 100 samples are not finite" in text
+
+
+def test_a_damaged_checkpoint_is_a_mistake_in_one_line(trained, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(trained, copy)
     for path in (copy / "checkpoints").glob("*.safetensors"):
@@ -130,6 +202,35 @@ def test_a_loss_that_is_not_finite_ends_with_1_and_names_the_layer(tmp_path, cap
     assert errors.count("\n") == 1
     assert "not finite at step" in errors
     assert "layer" in errors
+
+
+def read_one_line_of(command, folder):
+    """Start a command, read the first line of its output and close the pipe; its exit code and errors."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "hyperball", *command], cwd=folder, env=ENVIRONMENT, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read()
+    return process.wait(), errors
+
+
+def test_training_goes_on_when_nobody_reads_its_output(tmp_path):
+    assert read_one_line_of(["train", "--out", "run", *SMALL], tmp_path) == (0, "")
+    assert (tmp_path / "run" / "record.json").exists()
+
+
+@pytest.mark.slow
+def test_a_grid_goes_on_when_nobody_reads_its_output(tmp_path):
+    overrides = {"data.train_size": 100, "data.test_size": 50, "epochs": 1, "batch_size": 50}
+    (tmp_path / "grid.json").write_text(json.dumps({"base": "digits", "overrides": overrides, "seeds": 2}))
+    assert read_one_line_of(["grid", "grid.json", "--out", "out", "--accelerator", "cpu"], tmp_path) == (0, "")
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["done"] == 2
+
+
+def test_a_listing_ends_when_nobody_reads_it(tmp_path):
+    assert read_one_line_of(["list"], tmp_path) == (0, "")
 
 
 class FakeRun:
@@ -204,7 +305,7 @@ def test_ctrl_c_saves_says_how_to_go_on_and_the_run_ends_as_if_nothing_had_been(
     _, errors = process.communicate()
     assert process.returncode == 130, errors
     assert errors.count("\n") == 1
-    assert errors.strip().endswith("resume with: hyperball resume stopped")
+    assert errors.strip().endswith("resume with: hyperball resume stopped --accelerator=cpu")
     resumed = [sys.executable, "-m", "hyperball", "resume", "stopped", "--accelerator=cpu"]
     subprocess.run(resumed, cwd=tmp_path, env=ENVIRONMENT, check=True, capture_output=True)
     subprocess.run([*command, "--out", "whole"], cwd=tmp_path, env=ENVIRONMENT, check=True, capture_output=True)

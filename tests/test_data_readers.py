@@ -332,7 +332,7 @@ def test_load_takes_the_root_from_the_argument_then_the_environment(
     entry = replace(catalog.SETS["mnist"], read=partial(read_idx_set, layout=TINY_MNIST))
     monkeypatch.setitem(catalog.SETS, "mnist", entry)
     monkeypatch.delenv("HYPERBALL_DATA", raising=False)
-    refused(lambda: data.load("mnist"), "pass `root` or set HYPERBALL_DATA")
+    refused(lambda: data.load("mnist"), "pass `root` (--data-root) or set HYPERBALL_DATA")
     write_idx(tmp_path, TINY_MNIST)
     monkeypatch.setenv("HYPERBALL_DATA", str(tmp_path))
     assert len(data.load("mnist").train) == 12

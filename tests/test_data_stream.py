@@ -9,7 +9,7 @@ import torch
 from data_files import write_folder, write_image, write_tiny_imagenet
 from PIL import Image
 
-from hyperball.data import DataError, Samples, decode, load, prepare, stream
+from hyperball.data import Augment, DataError, Samples, decode, load, prepare, stream
 from hyperball.data.readers.folders import DOGS, FOLDER, IMAGEWOOF, TINY_IMAGENET, read_folder
 
 WORDS = ("n01", "n02", "n03")
@@ -234,3 +234,26 @@ def test_stream_of_samples_in_memory_is_refused() -> None:
 
 def test_folder_layout_has_no_fixed_classes() -> None:
     assert FOLDER.classes is None
+
+
+def test_what_follows_a_random_crop_is_flip_and_cutout_of_the_same_draw(folder: Path) -> None:
+    files = load("folder", folder).train
+
+    def batch(augment: Augment | bool) -> torch.Tensor:
+        return next(stream(files, 8, size=16, augment=augment, seed=3, workers=0).epoch(1))[0]
+
+    plain, flipped = batch(Augment()), batch(Augment(flip=True))
+    turned = [bool(torch.equal(b, a.flip(-1))) for a, b in zip(plain, flipped)]
+    kept = [bool(torch.equal(a, b)) for a, b in zip(plain, flipped)]
+    assert all(a != b for a, b in zip(turned, kept))
+    assert 0 < sum(turned) < 8
+    assert torch.equal(flipped, batch(True))
+    cut = batch(Augment(cutout=6))
+    changed = (cut != plain).any(1)
+    assert all(0 < int(mask.sum()) <= 36 for mask in changed)
+    assert (cut[changed[:, None].expand_as(cut)] == 0.5).all()
+
+
+def test_a_padded_crop_of_a_random_crop_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="`augment` must have `flip` and `cutout` alone"):
+        stream(load("folder", folder).train, 4, augment=Augment(crop="zero"))

@@ -37,6 +37,18 @@ def test_quick_scale_is_shorter_and_changes_no_operator(name):
     assert quick.reduction.words
 
 
+def test_the_quick_scale_of_the_cifar_tables_is_what_its_words_say():
+    quick = experiment("dcnet-table3").at("quick")
+    for entry in quick.entries:
+        recipe = entry.recipe
+        assert (recipe.steps, recipe.batch_size) == (125, 32)
+        assert (recipe.data.train_size, recipe.data.test_size) == (125 * 32, 1000)
+        assert recipe.schedule.milestones == (59, 88, 110)
+        assert recipe.model.options["norm_momentum"] == 0.05
+    for text in ("125 steps", "batches of 32", "one pass over 4,000", "tested on 1,000"):
+        assert text in quick.reduction.words
+
+
 def test_table3_has_the_thirty_published_cells():
     entries = experiment("dcnet-table3").entries
     assert len(entries) == 30

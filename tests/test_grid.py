@@ -6,14 +6,20 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from hyperball import models
 from hyperball.cli import main
-from hyperball.experiments import runners
+from hyperball.experiments import grid as grid_module
+from hyperball.experiments import runners, tables
 from hyperball.experiments.cell import alone
+from hyperball.experiments.cell import main as cell_main
 from hyperball.experiments.grid import GridError, expand, read_grid
+from hyperball.experiments.summary import summarize
+from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.training import Recipe
 
 pytest.importorskip("yaml")
@@ -66,6 +72,22 @@ def test_a_file_beside_the_grid_is_its_base(tmp_path):
     assert [cell.recipe.epochs for cell in read_grid(tmp_path / "grid.yaml")] == [9, 9]
 
 
+@pytest.mark.parametrize("where", ["the module", "the document"])
+def test_the_example_of_a_grid_is_one(where, tmp_path):
+    text = grid_module.__doc__ if where == "the module" else (SOURCE.parent / "docs" / "commands.md").read_text()
+    (tmp_path / "grid.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0])
+    cells = read_grid(tmp_path / "grid.yaml")
+    assert len(cells) == 4 * 2 * 2 * 3
+    for recipe in {cell.label: cell.recipe for cell in cells}.values():
+        models.create(recipe.model.name, num_classes=10, in_channels=1, **recipe.model.arguments)
+
+
+def test_epochs_of_a_grid_replace_the_steps_of_its_base():
+    (whole,) = expand({"base": "cifar10", "overrides": {"epochs": 2}})
+    (cell,) = expand({"base": "cifar10", "axes": {"epochs": [3]}})
+    assert [(c.recipe.epochs, c.recipe.steps) for c in (whole, cell)] == [(2, None), (3, None)]
+
+
 REFUSED = {
     "no mapping": ([], "must be a mapping"),
     "an unknown key": ({"axis": []}, "unknown key `axis`; did you mean 'axes'?"),
@@ -82,6 +104,7 @@ REFUSED = {
     "seeds of another kind": ({"seeds": [True]}, "`seeds` must be"),
     "one cell twice": ({"axes": {"epochs": [3, 3]}}, "two cells would be written"),
     "one field in two axes": ({"axes": [{"product": {"epochs": [1]}}, {"product": {"epochs": [2]}}]}, "in two axes"),
+    "a seed among the axes": ({"axes": {"seed": [1, 2]}}, "stand in `seeds`"),
     "overrides of another kind": ({"overrides": [1]}, "`overrides` must map"),
 }
 
@@ -148,7 +171,7 @@ def test_a_crashed_cell_is_named_and_the_others_go_on(fake_cells, tmp_path, caps
     captured = capsys.readouterr()
     assert "1 of 3 cells done" in captured.out
     assert "not done: magnitude=ball/seed-0: killed by SIGSEGV" in captured.err
-    assert "not done: magnitude=sphere/seed-0: ValueError: out of luck (exit code 1)" in captured.err
+    assert "not done: magnitude=sphere/seed-0: ValueError: out of luck" in captured.err
     summary = json.loads((out / "summary.json").read_text())
     assert [entry["cell"] for entry in summary["missing"]] == ["magnitude=ball/seed-0", "magnitude=sphere/seed-0"]
 
@@ -176,11 +199,95 @@ def test_a_finished_run_of_another_recipe_is_not_taken_for_the_cell(fake_cells, 
     assert fake_cells[1] == ["magnitude=tanh/seed-0"]
 
 
+def other_recipe(path, **changes):
+    """The grid's file with other overrides."""
+    tree = json.loads(path.read_text())
+    path.write_text(json.dumps({**tree, "overrides": {**SMALL, **changes}}))
+    return path
+
+
+def test_a_cell_whose_folder_holds_another_recipe_is_not_done(fake_cells, tmp_path, capsys):
+    crashes, _ = fake_cells
+    grid, out = write_grid(tmp_path, ["tanh"]), tmp_path / "out"
+    assert main(["grid", str(grid), "--out", str(out)]) == 0
+    crashes["tanh"] = "raise SystemExit('refused')"
+    other_recipe(grid, epochs=2)
+    assert main(["grid", str(grid), "--out", str(out)]) == 1
+    captured = capsys.readouterr()
+    assert "0 of 1 cells done" in captured.out
+    assert "not done: magnitude=tanh/seed-0: refused" in captured.err
+    assert json.loads((out / "summary.json").read_text())["results"][0]["seeds"] == []
+
+
+def test_a_cell_that_claims_to_be_done_is_looked_at(fake_cells, tmp_path, capsys):
+    crashes, _ = fake_cells
+    grid, out = write_grid(tmp_path, ["tanh"]), tmp_path / "out"
+    assert main(["grid", str(grid), "--out", str(out)]) == 0
+    crashes["tanh"] = ""  # ends well and does nothing
+    other_recipe(grid, epochs=2)
+    (job,) = [runners.Job(cell, out / cell.name) for cell in read_grid(grid)]
+    assert "`epochs` is 1 there and 2 here" in job.missing()
+    assert summarize([job], [runners.End(job)])["done"] == 0
+    assert main(["grid", str(grid), "--out", str(out)]) == 1
+    assert "`epochs` is 1 there and 2 here" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("changes", [{"log.every": 7}, {"engine.compile": False}])
+def test_how_a_run_speaks_or_is_computed_does_not_make_it_another(fake_cells, tmp_path, changes):
+    grid, out = write_grid(tmp_path, ["tanh"]), tmp_path / "out"
+    assert main(["grid", str(grid), "--out", str(out)]) == 0
+    fake_cells[1].clear()
+    assert main(["grid", str(other_recipe(grid, **changes)), "--out", str(out)]) == 0
+    assert fake_cells[1] == []
+
+
+def test_a_damaged_record_is_not_done(fake_cells, tmp_path, capsys):
+    grid, out = write_grid(tmp_path, ["tanh"]), tmp_path / "out"
+    assert main(["grid", str(grid), "--out", str(out)]) == 0
+    fake_cells[0]["tanh"] = ""
+    (out / "magnitude=tanh/seed-0/record.json").write_text('{"recipe": ')
+    assert main(["grid", str(grid), "--out", str(out)]) == 1
+    assert "record.json: is not valid JSON" in capsys.readouterr().err
+
+
+@pytest.fixture
+def tiny_table(monkeypatch):
+    """A table of one quick entry."""
+    recipe = expand({"base": "digits", "overrides": SMALL})[0].recipe
+    made = Experiment("tiny", "A table", "nobody", "error", (Entry("a", "b", recipe),), Reduction(lambda r: r, "none"))
+    monkeypatch.setitem(tables.TABLES, "tiny", lambda: made)
+    return made
+
+
+def test_reproduce_does_not_count_a_cell_of_another_recipe(fake_cells, tiny_table, tmp_path, capsys, monkeypatch):
+    command = ["reproduce", "tiny", "--out", str(tmp_path)]
+    assert main(command) == 0
+    fake_cells[0][None] = "raise SystemExit('refused')"
+    entry = replace(tiny_table.entries[0], recipe=tiny_table.entries[0].recipe.override({"epochs": 2}))
+    monkeypatch.setitem(tables.TABLES, "tiny", lambda: replace(tiny_table, entries=(entry,)))
+    assert main(command) == 1
+    assert "not done: a--b/seed-0: refused" in capsys.readouterr().err
+    (number,) = json.loads((tmp_path / "table.json").read_text())["numbers"]
+    assert number["values"] == []
+
+
 def test_the_summary_has_mean_and_deviation_over_seeds(fake_cells, tmp_path, capsys):
     assert main(["grid", str(write_grid(tmp_path, ["tanh"], seeds=3)), "--out", str(tmp_path / "out")]) == 0
     assert "60.00 ± 10.00" in capsys.readouterr().out
     (entry,) = json.loads((tmp_path / "out" / "summary.json").read_text())["results"]
-    assert entry["last.top1"] == {"mean": pytest.approx(0.6), "std": pytest.approx(0.1), "values": [0.5, 0.6, 0.7]}
+    expected = {"mean": pytest.approx(0.6), "std": pytest.approx(0.1), "values": [0.5, 0.6, 0.7], "nonfinite": 0}
+    assert entry["last.top1"] == expected
+
+
+@pytest.mark.parametrize("loss", ["None", "float('nan')"])
+def test_a_loss_that_is_not_finite_is_said_and_not_averaged(fake_cells, tmp_path, capsys, loss):
+    broken = RECORD.replace('"loss": 1.0', f'"loss": 1.0 if recipe["seed"] else {loss}')
+    fake_cells[0]["tanh"] = broken
+    assert main(["grid", str(write_grid(tmp_path, ["tanh"], seeds=3)), "--out", str(tmp_path / "out")]) == 0
+    assert "not finite" in capsys.readouterr().out
+    (entry,) = json.loads((tmp_path / "out" / "summary.json").read_text())["results"]
+    assert entry["last.loss"] == {"mean": None, "std": None, "values": [None, 1.0, 1.0], "nonfinite": 1}
+    assert entry["last.top1"]["mean"] == pytest.approx(0.6)
 
 
 def test_a_dry_run_lists_the_cells_and_starts_none(fake_cells, tmp_path, capsys):
@@ -214,6 +321,27 @@ def test_one_process_at_a_time_trains_a_cell(tmp_path):
         alone(tmp_path / "cell"),
     ):
         pass
+
+
+MISTAKES = {
+    "a batch larger than the set": ({"batch_size": 100_000}, "`batch_size` must be at most", 2),
+    "a set that is not there": ({"data.name": "cifar10", "model.name": "cnn9"}, "nowhere", 2),
+    "a loss that is not finite": ({"optimizer.name": "sgd", "optimizer.lr": 1e30}, "not finite at step", 1),
+}
+
+
+@pytest.mark.parametrize("changes, message, code", MISTAKES.values(), ids=MISTAKES)
+def test_a_cell_fails_with_one_line_in_the_words_of_the_command_line(changes, message, code, tmp_path, capsys):
+    (cell,) = expand({"base": "digits", "overrides": {**SMALL, "data.train_size": None, "epochs": 3, **changes}})
+    cell.recipe.to_file(tmp_path / "cell.json")
+    job = runners.Job(cell, tmp_path / "run")
+    assert cell_main([str(tmp_path / "cell.json"), str(job.folder), str(tmp_path / "nowhere"), "cpu"]) == code
+    errors = capsys.readouterr().err
+    assert errors.count("\n") == 1
+    assert message in errors
+    job.folder.mkdir(exist_ok=True)
+    (job.folder / runners.LOG).write_text(errors)
+    assert runners.ended(job, code).reason == errors.strip()
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE)}
@@ -261,4 +389,4 @@ def test_a_local_ray_runs_cells_and_names_the_one_that_fails(tmp_path):
     )
     assert done.returncode == 1, done.stderr
     assert "1 of 2 cells done" in done.stdout
-    assert "not done: fails/seed-0: RecipeError: `batch_size` must be at most" in done.stderr
+    assert "not done: fails/seed-0: `batch_size` must be at most" in done.stderr

@@ -166,11 +166,63 @@ def test_torchvisions_weights_load_into_our_resnet18():
         ("resnet18", {"stem": "cifr"}, "did you mean 'cifar'?"),
         ("pointnet", {"dropout": 1.0}, "`dropout` must be in"),
         ("points", {"pool": "maxx"}, "`pool` must be one of max, mean, median or a penalty"),
+        ("cnn9", {"norm_eps": -1}, "`norm_eps` must be a number > 0, got -1"),
+        ("cnn9", {"norm_eps": "x"}, "`norm_eps` must be a number > 0, got 'x'"),
+        ("cnn9", {"norm_momentum": 7}, "`norm_momentum` must be None or a number in"),
     ],
 )
 def test_unknown_names_and_options_are_refused_with_a_suggestion(name, options, message):
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
         hb.models.create(name, **options)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"bias": "yes"}, "`bias` must be True or False, got 'yes'"),
+        ({"classifier_bias": 1}, "`classifier_bias` must be True or False, got 1"),
+        ({"pool": 5}, "`pool` must be None, a penalty such as 'huber.c=1.' or its value, got 5"),
+    ],
+)
+def test_options_of_another_type_are_refused(options, message):
+    with pytest.raises(TypeError, match=message):
+        hb.models.create("cnn9", **options)
+
+
+@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("projection", [None, "l2_ball(radius=3)"])
+def test_a_classifier_is_exchanged_for_another_number_of_classes(name, projection):
+    model = hb.models.create(name, 5, projection=projection, **SMALL[name]).eval().double()
+    x = inputs(name).double()
+    features = model.forward_features(x)
+    assert model.num_classes == 5
+    torch.testing.assert_close(model.forward_head(features), model(x))
+    kind, bias = type(model.get_classifier()), model.get_classifier().bias is not None
+    model.reset_classifier(0)
+    assert model.num_classes == 0
+    assert torch.equal(model(x), features)
+    model.reset_classifier(3)
+    made = model.get_classifier()
+    assert (type(made), made.bias is not None, made.weight.dtype) == (kind, bias, torch.float64)
+    assert not made.training
+    assert model(x).shape == (2, 3)
+
+
+@pytest.mark.parametrize("given", [-1, 2.5, True])
+def test_a_classifier_for_no_number_of_classes_is_refused(given):
+    model = hb.models.create("digits")
+    with pytest.raises(ValueError, match="`num_classes` must be a whole number >= 0"):
+        model.reset_classifier(given)
+    with pytest.raises(ValueError, match="`global_pool` cannot be changed"):
+        model.reset_classifier(3, "avg")
+
+
+def test_dropout_before_the_classifier_is_for_training_alone():
+    model = hb.models.create("digits", classifier_bias=False)
+    features = torch.ones(1, 64)
+    model.drop_rate = 0.5
+    assert set(model.forward_head(features, pre_logits=True).unique().tolist()) == {0.0, 2.0}
+    assert torch.equal(model.eval().forward_head(features, pre_logits=True), features)
 
 
 def test_images_are_no_points():

@@ -65,7 +65,11 @@ REFUSED = [
     ({"batch_size": True}, "`batch_size` must be a whole number, got True"),
     ({"batch_size": 1.5}, "`batch_size` must be a whole number, got 1.5"),
     ({"seed": -1}, "`seed` must be in 0..2**63 - 1, got -1"),
-    ({"epochs": 3, "steps": 7}, "`epochs` and `steps` exclude each other, got 3 and 7"),
+    ({"epochs": 3, "steps": 7}, "`epochs` and `steps` exclude each other, got 3 and 7; set one to null"),
+    ({"optimizer": {"lr": 1e38}}, "`optimizer.lr` must be at most 1e30, got 1e+38"),
+    ({"optimizer": {"radius_lr": 1e38}}, "`optimizer.radius_lr` must be in [0, 1e30] or null, got 1e+38"),
+    ({"optimizer": {"weight_decay": 1e38}}, "`optimizer.weight_decay` must be in [0, 1e6], got 1e+38"),
+    ({"model": {"options": {"num_classes": 3}}}, "`model.options.num_classes` must be left out"),
     ({"schedule": {"name": "step"}}, 'needs `schedule.milestones` or `schedule.every`'),
     ({"schedule": {"name": "step", "milestones": [2, 1]}}, "`schedule.milestones` must be in ascending order"),
     ({"schedule": {"milestones": [2]}}, 'are for `schedule.name` "step", got \'constant\''),
@@ -90,17 +94,29 @@ def test_a_wrong_recipe_is_refused_by_name(values: dict[str, Any], message: str)
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "name", ["magnitude", "angular", "weighting", "norm", "activation", "pool", "projection", "name"]
+)
+def test_a_field_is_not_smuggled_in_as_an_option(name: str) -> None:
+    with pytest.raises(RecipeError, match=rf"`model\.options\.{name}` must be left out: `model\.{name}` says it"):
+        ModelConfig(magnitude="tanh", options={name: "log"})
+
+
 FILES = [
     ("recipe.json", "{", "is not valid JSON"),
     ("recipe.yaml", "a: [", "is not valid YAML"),
     ("recipe.yaml", "seed: 1\nseed: 2", "the key 'seed' stands there twice"),
+    ("recipe.json", "[" * 100_000, "nested at most 50 deep"),
+    ("recipe.yaml", "[" * 3_000, "nested at most 50 deep"),
+    ("recipe.json", '{"model": {"options": {"a": ' + "[" * 60 + "]" * 60 + "}}}", "nested at most 50 deep"),
+    ("recipe.yaml", "a: &a [*a]", "nested at most 50 deep"),
     ("recipe.yaml", "- 1", "`recipe` must be a mapping"),
     ("recipe.toml", "", "must end in one of .json, .yaml, .yml"),
     ("recipe.yaml", "seed: !!python/object/apply:os.system ['true']", "is not valid YAML"),
 ]
 
 
-@pytest.mark.parametrize("name, text, message", FILES)
+@pytest.mark.parametrize("name, text, message", FILES, ids=[f"{name} {text[:20]}" for name, text, _ in FILES])
 def test_a_wrong_file_is_refused_by_name(name: str, text: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / name
     path.write_text(text)

@@ -132,6 +132,20 @@ def test_a_run_that_failed_says_where(tmp_path):
         file.write('{"kind": "failure", "step": 21, "where": "layer conv (Conv2d)"}\n')
     text = render(runs_page(read_runs(tmp_path)))
     assert "the loss is not finite at step 21; first in layer conv (Conv2d)" in text
+    assert "1 of 1 unfinished, 1 of 1 not finite" in text
+
+
+@pytest.mark.parametrize("change", [{"loss": None}, {"loss": float("nan")}, {"nonfinite": 3}])
+def test_a_run_with_numbers_that_are_not_finite_is_flagged(change, tmp_path):
+    make_run(tmp_path / "well", seed=0)
+    assert "not finite" not in render(runs_page(read_runs(tmp_path)))
+    folder = make_run(tmp_path / "ill", seed=1)
+    tree = json.loads((folder / "record.json").read_text())
+    tree["results"]["last"].update(change)
+    (folder / "record.json").write_text(json.dumps(tree))
+    text = render(runs_page(read_runs(tmp_path)))
+    assert "1 of 2 not finite" in text
+    assert "ill (not finite)" in text
 
 
 BROKEN = {
@@ -209,6 +223,13 @@ def test_every_text_from_a_file_is_escaped(tmp_path):
 
 def test_a_folder_without_runs_gives_a_page_that_says_so(tmp_path):
     assert "No run was found." in render(runs_page(read_runs(tmp_path)))
+
+
+def test_a_report_about_a_folder_without_runs_is_a_mistake(tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    assert main(["report", str(tmp_path / "empty"), "-o", str(tmp_path / "page.html")]) == 2
+    assert "holds no runs" in capsys.readouterr().err
+    assert not (tmp_path / "page.html").exists()
 
 
 def test_numbers_in_names_are_sorted_as_numbers():

@@ -24,7 +24,7 @@ from hyperball.training import (
     train,
 )
 from hyperball.training.network import Network, build_network
-from hyperball.training.sets import StreamFeed, load_set
+from hyperball.training.sets import Source, StreamFeed, for_evaluation, load_set, train_feed
 
 
 def test_a_small_network_learns_digits(tmp_path: Path) -> None:
@@ -194,6 +194,12 @@ REFUSED = [
     ({"precision": "fp16"}, '`precision` must be "fp32" or "bf16" on a CPU'),
     ({"engine.capture": True}, "`engine.capture` must be false or null here"),
     ({"schedule.warmup": 3.0}, "`schedule.warmup` must be shorter"),
+    ({**DECOUPLED, "homotopy.steps": 13}, "`homotopy.steps` must be at most the 12 steps of the run, got 13"),
+    ({"data.train_size": 9999}, "`data.train_size` must be at most the 1437 samples of digits, got 9999"),
+    ({"data.test_size": 9999}, "`data.test_size` must be at most the 360 samples of digits, got 9999"),
+    ({"data.crop": "zero", "data.pad": 20}, "`data.pad` must be at most the 8 pixels of an image's side of digits"),
+    ({"data.cutout": 9}, "`data.cutout` must be at most the 8 pixels of an image's side of digits, got 9"),
+    ({"data.name": "clouds", "data.points": 999}, "`data.points` must be at most the 256 points of a cloud of clouds"),
     ({"start.weights": "nowhere.safetensors"}, "nowhere.safetensors cannot be read"),
     ({"start.weights": "weights.pt"}, "weights must be a run's folder or a .safetensors file"),
 ]
@@ -206,6 +212,20 @@ def test_what_cannot_be_trained_is_refused_in_one_line(changes: dict[str, Any], 
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_named(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match='`accelerator` must be "cpu" or "auto" where torch finds no GPU, got "cuda"'):
+        train(small(), tmp_path, accelerator="cuda")
+    with pytest.raises(ValueError, match="`accelerator` must be one of auto, cpu, cuda, got 'tpu'"):
+        train(small(), tmp_path, accelerator="tpu")
+
+
+def test_a_run_shorter_than_an_epoch_has_no_result_of_one(tmp_path: Path) -> None:
+    record = run(tmp_path, {"epochs": None, "steps": 2})
+    assert record.results["first_epoch"] is None
+    assert record.results["last"]["step"] == 2
 
 
 def test_a_folder_with_a_run_is_not_overwritten(tmp_path: Path) -> None:
@@ -242,6 +262,29 @@ def test_a_diverging_run_stops_with_step_and_layer(tmp_path: Path) -> None:
     line = read_metrics(tmp_path / "metrics.jsonl")[-1]
     assert (line["kind"], line["step"]) == ("failure", caught.value.step)
     assert not (tmp_path / "record.json").exists()
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"steps": 1}, {"steps": 5, "log.checkpoint_steps": 1}, {"steps": 1, "regularizers.ema": 0.9}],
+    ids=["last step", "checkpoint of each step", "averaged"],
+)
+def test_weights_that_the_last_update_spoiled_are_no_result(changes: dict[str, Any], tmp_path: Path) -> None:
+    changes = {"optimizer.lr": 1e30, "optimizer.name": "sgd", "epochs": None, **changes}
+    with pytest.raises(NonFiniteError, match=r"the network is not finite at step 1; first in layer model\.") as caught:
+        run(tmp_path, changes)
+    assert caught.value.step == 1
+    assert not (tmp_path / "record.json").exists()
+    assert not list(tmp_path.glob("checkpoints/*"))
+
+
+def test_a_test_sample_without_finite_logits_ends_a_run(tmp_path: Path) -> None:
+    clouds = load_set(DataConfig(name="clouds", points=16, train_size=40, test_size=20))
+    assert isinstance(clouds.test, data.Samples)
+    clouds.test.inputs[3, 2, 1] = math.inf
+    recipe = Recipe(epochs=1, batch_size=40).override({"model.name": "points", "data.name": "clouds"})
+    with pytest.raises(NonFiniteError, match="evaluation is not finite at step 1; first in the logits of 1 of 20"):
+        train(recipe, tmp_path / "run", dataset=clouds, accelerator="cpu")
 
 
 def test_inputs_that_are_not_finite_are_blamed(tmp_path: Path) -> None:
@@ -307,14 +350,63 @@ def test_tensorboard_gets_the_curves(tmp_path: Path) -> None:
     assert list((tmp_path / "tensorboard").rglob("events.out.tfevents.*"))
 
 
-@pytest.mark.slow
-def test_image_files_are_streamed(tmp_path: Path) -> None:
+def write_images(folder: Path) -> Path:
     image = pytest.importorskip("PIL.Image")
     pytest.importorskip("torchvision")
     for index in range(48):
-        path = tmp_path / "set" / ("train", "val")[index % 2] / "ab"[index // 2 % 2] / f"{index}.png"
+        path = folder / ("train", "val")[index % 2] / "ab"[index // 2 % 2] / f"{index}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         image.fromarray(torch.randint(256, (40, 48, 3), dtype=torch.uint8).numpy()).save(path)
+    return folder
+
+
+@pytest.mark.parametrize("name, value", [("crop", "zero"), ("pad", 2), ("rotate", True)])
+def test_options_that_streamed_images_do_not_have_are_refused(name: str, value: Any, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=f"`data.{name}` is for"):
+        load_set(DataConfig(name="folder", **{name: value}), Source(write_images(tmp_path)))
+
+
+@pytest.mark.parametrize("changes", [{}, {"flip": True}, {"cutout": 8}], ids=str)
+def test_streamed_images_are_varied_as_the_recipe_says(changes: dict[str, Any], tmp_path: Path) -> None:
+    config = DataConfig(name="folder", image_size=16, workers=0, **changes)
+    dataset = load_set(config, Source(write_images(tmp_path)))
+    feed = train_feed(Recipe(data=config, batch_size=16), dataset, torch.device("cpu"), 0, 1)
+    feed.set(0, 0)
+    expected = data.stream(
+        dataset.train, 16, size=16, augment=data.Augment(**changes), shuffle=True, drop_last=True, workers=0
+    )
+    assert torch.equal(feed.take()[0], next(expected.epoch(0))[0])
+
+
+CHANGELESS = {
+    "train_size": 20, "crop": "zero", "pad": 1, "flip": True, "cutout": 2, "rotate": True, "jitter": 0.1,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CHANGELESS)
+def test_what_changes_no_evaluation_is_refused_there(name: str) -> None:
+    known = DataConfig(train_size=192, test_size=50)
+    with pytest.raises(RecipeError, match=f"`data.{name}` acts on training alone and changes no evaluation"):
+        for_evaluation(known.override({name: CHANGELESS[name]}), known)
+    held = known.override({name: CHANGELESS[name]})
+    assert for_evaluation(held, held) == DataConfig(test_size=50)
+
+
+def test_an_evaluation_takes_the_size_of_images_from_the_data_it_is_given(tmp_path: Path) -> None:
+    place = write_images(tmp_path / "set")
+    config = DataConfig(name="folder", image_size=16, workers=0)
+    recipe = Recipe(steps=1, batch_size=8, data=config)
+    train(recipe, tmp_path / "run", data_root=place, accelerator="cpu")
+    results = [
+        evaluate(tmp_path / "run", data=config.override({"image_size": size}), data_root=place, accelerator="cpu").loss
+        for size in (16, 32)
+    ]
+    assert results[0] != results[1]
+
+
+@pytest.mark.slow
+def test_image_files_are_streamed(tmp_path: Path) -> None:
+    write_images(tmp_path / "set")
     recipe = Recipe(epochs=1, batch_size=8).override(
         {"data.name": "folder", "data.image_size": 32, "data.workers": 0, "model.name": "cnn9_adv"}
     )

@@ -9,15 +9,35 @@ import torch
 from torch import Tensor, nn
 
 import hyperball as hb
-from hyperball.training import NonFiniteError, OptimizerConfig, Recipe, RecipeError, ScheduleConfig
+from hyperball.training import NonFiniteError, OptimizerConfig, ProcessLost, Recipe, RecipeError, ScheduleConfig
 from hyperball.training import optimizers as optimizing
 from hyperball.training.average import Average, averaging_weight
 from hyperball.training.engine import decide_capture, decide_compile, process_counts
+from hyperball.training.interrupts import together
 from hyperball.training.metrics import average_precisions, calibration_error, measure, top_k
 from hyperball.training.offender import first_offender
 from hyperball.training.record import encoded
 from hyperball.training.schedule import Schedule
 from hyperball.training.statistics import begin_at_first_batch
+
+
+def test_metrics_that_are_not_finite_are_null_in_json() -> None:
+    found = measure(torch.full((4, 3), math.nan), torch.tensor([0, 1, 2, 0])).as_dict()
+    assert found["loss"] is None
+    assert found["nonfinite"] == 4
+    json.dumps(found, allow_nan=False)
+
+
+def test_a_peer_that_is_gone_is_one_line_with_the_resume_command() -> None:
+    trace = "[../gloo/transport/tcp/pair.cc:547] Connection closed by peer [127.0.0.1]:1234\nframe #0"
+    with pytest.raises(ProcessLost) as caught, together("hyperball resume a", 2):
+        raise RuntimeError(trace)
+    expected = "another process of this run has ended (connection closed by peer); resume with: hyperball resume a"
+    assert str(caught.value) == expected
+    for processes, text in ((1, trace), (2, "something else")):
+        with pytest.raises(RuntimeError) as kept, together("hyperball resume a", processes):
+            raise RuntimeError(text)
+        assert not isinstance(kept.value, ProcessLost)
 
 
 def factors(config: ScheduleConfig, total: int = 20, per_epoch: int = 4) -> list[float]:

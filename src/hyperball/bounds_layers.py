@@ -11,6 +11,7 @@ Fourier transform too.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -138,22 +139,37 @@ def spectral_norm(rows: Tensor, groups: int = 1) -> float:
     return scale * math.sqrt(max(float(torch.linalg.eigvalsh(gram).max()), 0.0)) * SLACK
 
 
+def covering(kernel: Sequence[int], step: Sequence[int], gap: Sequence[int]) -> float:
+    """In how many windows an entry lies at most: Π ⌈k/(stride/gcd(stride, dilation))⌉."""
+    return float(math.prod(-(-k // (s // math.gcd(s, d))) for k, s, d in zip(kernel, step, gap, strict=True)))
+
+
 def overlap(layer: Any) -> float:
-    """In how many patches an input lies at most: Π ⌈k/(stride/gcd(stride, dilation))⌉, or all taps if transposed."""
-    count = 1
-    for size, step, gap in zip(layer.kernel_size, layer.stride, layer.dilation, strict=True):
-        count *= size if getattr(layer, "transposed", False) else -(-size // (step // math.gcd(step, gap)))
-    return float(count) * copies(layer)
+    """In how many patches an input lies at most, with all its copies in the padding; all taps if transposed."""
+    if getattr(layer, "transposed", False):
+        return float(math.prod(layer.kernel_size))
+    return covering(layer.kernel_size, layer.stride, layer.dilation) * copies(layer)
+
+
+def paddings(layer: Any) -> list[tuple[int, int]]:
+    """Before and after, for every dimension."""
+    widths = layer._reversed_padding_repeated_twice
+    return list(zip(widths[::2], widths[1::2], strict=True))[::-1]
 
 
 def copies(layer: Any) -> float:
-    """How often an input may appear in the padded one."""
-    mode, widths = layer.padding_mode, layer._reversed_padding_repeated_twice if layer.padding_mode != "zeros" else []
-    count = 1.0
-    for before, after in zip(widths[::2], widths[1::2], strict=True):
-        pad = max(before, after)
-        count *= 1.0 if pad == 0 else (1.0 + pad if mode == "replicate" else 3.0)
-    return count
+    """How often an input may appear in the padded one: a replicated edge often, else once more a side."""
+    if layer.padding_mode == "zeros":
+        return 1.0
+    if layer.padding_mode == "replicate":
+        return float(math.prod(1 + before + after for before, after in paddings(layer)))
+    return float(math.prod(1 + (before > 0) + (after > 0) for before, after in paddings(layer)))
+
+
+def wraps_once(layer: Any) -> bool:
+    """Whether a circular convolution has no more outputs than inputs, so that it computes each place once at most."""
+    reach = [gap * (size - 1) for size, gap in zip(layer.kernel_size, layer.dilation, strict=True)]
+    return all(before + after <= most for (before, after), most in zip(paddings(layer), reach, strict=True))
 
 
 def row_factor(layer: Decoupled, lengths: Tensor) -> Tensor:
@@ -241,7 +257,7 @@ def convolution_norm(layer: Any, weight: Tensor) -> tuple[float, bool]:
     inputs, outputs = weight.shape[1], weight.shape[0] // layer.groups
     if many == 1.0 or min(inputs, outputs) > FOURIER_LIMIT or not math.isfinite(over_patches):
         return over_patches, many == 1.0
-    padded = 1.0 if layer.padding_mode == "circular" else math.sqrt(copies(layer))
+    padded = 1.0 if layer.padding_mode == "circular" and wraps_once(layer) else math.sqrt(copies(layer))
     return min(over_patches, padded * fourier_norm(weight, layer.groups)), False
 
 

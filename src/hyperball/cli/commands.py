@@ -7,12 +7,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Command:
-    """One command; `target`, "module:function" of this package, is imported when the command is called, not before."""
+    """One command; `target`, "module:function" of this package, is imported when the command is called, not before.
+
+    A `lasting` one is called for what it leaves behind, and goes on when nobody reads its output any more.
+    """
 
     name: str
     about: str
     example: str
     target: str
+    lasting: bool = False
 
     @property
     def description(self) -> str:
@@ -27,14 +31,22 @@ COMMANDS = {
             "Train small plain and decoupled networks and write a page about them.",
             "hyperball demo",
             "demo:demo",
+            lasting=True,
         ),
         Command(
             "train",
             "Train what a recipe says; every field of the recipe is an option.",
             "hyperball train recipe.yaml --model.magnitude=tanh --epochs=20 --out runs/tanh",
             "runs:train",
+            lasting=True,
         ),
-        Command("resume", "Go on with a run that was interrupted.", "hyperball resume runs/tanh", "runs:resume"),
+        Command(
+            "resume",
+            "Go on with a run that was interrupted.",
+            "hyperball resume runs/tanh",
+            "runs:resume",
+            lasting=True,
+        ),
         Command(
             "evaluate",
             "Measure a trained run on its test set.",
@@ -46,24 +58,28 @@ COMMANDS = {
             "Attack a trained run, and doubt what comes out.",
             "hyperball attack runs/tanh --eps 8/255 --attacks fgsm,pgd",
             "attack:attack",
+            lasting=True,
         ),
         Command(
             "grid",
             "Train every cell of a grid of recipes, several at a time, and summarize them.",
             "hyperball grid grid.yaml --jobs 2",
             "grid:grid",
+            lasting=True,
         ),
         Command(
             "reproduce",
             "Train the cells of a published table and print them beside the paper's numbers.",
             "hyperball reproduce dcnet-table3 --scale quick --cells tanh,baseline",
             "reproduce:reproduce",
+            lasting=True,
         ),
         Command(
             "report",
             "Write one HTML page about a folder of runs.",
             "hyperball report runs -o report.html",
             "report:report",
+            lasting=True,
         ),
         Command(
             "data",
@@ -83,12 +99,14 @@ COMMANDS = {
             "Put decoupled convolutions, robust pooling or a projection into any model.",
             "hyperball convert timm/resnet18 --magnitude tanh --out model.safetensors",
             "models:convert",
+            lasting=True,
         ),
         Command(
             "export",
             "Write the network of a run as ONNX.",
             "hyperball export runs/tanh --onnx model.onnx",
             "models:export",
+            lasting=True,
         ),
         Command(
             "bench", "Time the layers against torch's own in the same run.", "hyperball bench pooling", "bench:bench"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Sequence
+import inspect
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hyperball.cli.parsing import UsageError, choose, parser
 
+NUMBERS = {"int", "bool", "None"}
+SIZES = ("kernel_size", "stride", "dilation", "output_padding")
 OPTIONS = ("magnitude", "angular", "weighting", "norm", "activation", "pool", "projection")
 
 
@@ -75,9 +79,19 @@ def layer(text: str) -> Any:
     known = layers()
     kind = known[choose("layer", name, known)]
     try:
+        check_numbers(kind, arguments, keywords)
         return kind(*arguments, **keywords)
     except (ValueError, TypeError, RuntimeError) as error:
         raise UsageError(f"{text!r} cannot be built: {error}") from error
+
+
+def check_numbers(kind: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
+    """Refuse a text where a layer takes a number, which would fail deep inside of it."""
+    signature = inspect.signature(kind)
+    for key, value in signature.bind(*arguments, **keywords).arguments.items():
+        words = set(re.findall(r"\w+", str(signature.parameters[key].annotation)))
+        if isinstance(value, str) and (words <= NUMBERS or key in SIZES):
+            raise UsageError(f"`{key}` must be a number, got {value!r}")
 
 
 def model(name: str, chosen: dict[str, str]) -> Any:

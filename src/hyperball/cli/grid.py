@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from hyperball.cli.parsing import UsageError, parser
 
 if TYPE_CHECKING:
-    from hyperball.experiments.runners import End, Job
+    from hyperball.experiments.runners import End
 
 INTERRUPTED = 130
 
@@ -35,6 +35,8 @@ def grid(given: Sequence[str]) -> int:
         raise UsageError(f"--jobs must be >= 1, got {own.jobs}")
     from hyperball.experiments.grid import read_grid
     from hyperball.experiments.runners import Job, run_local, run_ray
+    from hyperball.experiments.summary import summarize, table
+    from hyperball.training.files import write_json
 
     out = Path(own.out) if own.out else Path("runs") / Path(own.file).stem
     jobs = [Job(cell, out / cell.name, own.data_root, own.accelerator) for cell in read_grid(own.file)]
@@ -48,7 +50,10 @@ def grid(given: Sequence[str]) -> int:
         ends = run_ray(waiting, own.jobs, speak, own.address)
     else:
         ends = run_local(waiting, own.jobs, speak)
-    return conclude(jobs, ends, out)
+    summary = summarize(jobs, ends)
+    write_json(out / "summary.json", summary)
+    print(f"\n{table(summary)}\n\n{summary['done']} of {summary['cells']} cells done; wrote {out / 'summary.json'}")
+    return conclude({entry["cell"]: entry["reason"] for entry in summary["missing"]}, ends)
 
 
 def as_interrupt(number: int, frame: FrameType | None) -> None:
@@ -59,17 +64,11 @@ def speak(text: str) -> None:
     print(text, flush=True)
 
 
-def conclude(jobs: Sequence[Job], ends: Sequence[End], out: Path) -> int:
-    """Print the summary and write it; 1 if a cell failed, 130 if the grid was interrupted."""
-    from hyperball.experiments.summary import summarize, table
-    from hyperball.training.files import write_json
-
-    summary = summarize(jobs, ends)
-    write_json(out / "summary.json", summary)
-    print(f"\n{table(summary)}\n\n{summary['done']} of {summary['cells']} cells done; wrote {out / 'summary.json'}")
-    for entry in summary["missing"]:
-        print(f"not done: {entry['cell']}: {entry['reason']}", file=sys.stderr)
+def conclude(missing: Mapping[str, str], ends: Sequence[End]) -> int:
+    """Name every cell that is not done; 1 if there is one, 130 if the work was interrupted."""
+    for name, reason in missing.items():
+        print(f"not done: {name}: {reason}", file=sys.stderr)
     if any(end.interrupted for end in ends):
         print("interrupted; the same command goes on", file=sys.stderr)
         return INTERRUPTED
-    return 1 if summary["missing"] else 0
+    return 1 if missing else 0

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jsonargparse
 
@@ -19,6 +19,7 @@ from hyperball.training.fields import RecipeError, Section, described, hints, su
 from hyperball.training.files import SUFFIXES
 from hyperball.training.recipe import Recipe
 
+WORDS = ("true", "false", "yes", "no", "null")
 GENERAL = "how long, how large, how exact"
 
 
@@ -77,7 +78,7 @@ class RecipeParser(jsonargparse.ArgumentParser):
     def read(self, given: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The command's own options, and the fields of a recipe that were given."""
         try:
-            flat = vars(self.parse_args(list(given)).as_flat())
+            flat = vars(self.parse_args(with_flags(given)).as_flat())
         except (argparse.ArgumentError, jsonargparse.ArgumentError) as error:
             raise refusal(str(error), list(given), self._option_string_actions) from None
         known = fields()
@@ -86,6 +87,14 @@ class RecipeParser(jsonargparse.ArgumentParser):
             if isinstance(value, dict):
                 changes.update({f"{key}.{part}": item for part, item in changes.pop(key).items()})
         return {key: value for key, value in flat.items() if key not in known}, changes
+
+
+def with_flags(given: Sequence[str]) -> list[str]:
+    """The arguments, with =true after a field that is true or false and stands there without a value."""
+    flags = {f"--{name}" for name, hint in fields().items() if hint is bool or bool in get_args(hint)}
+    following = [*given[1:], ""] if given else []
+    bare = [text in flags and after.lower() not in WORDS for text, after in zip(given, following, strict=True)]
+    return [f"{text}=true" if alone else text for text, alone in zip(given, bare, strict=True)]
 
 
 def as_text(value: Any) -> str:
@@ -125,7 +134,7 @@ def build(source: str | None, changes: dict[str, Any]) -> Recipe:
     else:
         choose("recipe", source, catalog.RECIPES)
         recipe = catalog.RECIPES[source].recipe
-    return recipe.override(changes)
+    return catalog.changed(recipe, changes)
 
 
 def as_yaml(recipe: Recipe) -> str:

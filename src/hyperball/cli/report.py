@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from hyperball.cli.parsing import parser
+from hyperball.cli.parsing import UsageError, parser
 
 
 def report(given: Sequence[str]) -> int:
@@ -17,6 +17,8 @@ def report(given: Sequence[str]) -> int:
     from hyperball.report import read_runs, runs_page, write_page
 
     found = read_runs(own.folder)
+    if not found.runs and not found.left_out:
+        raise UsageError(f"{own.folder} holds no runs: no recipe.json, metrics.jsonl or record.json is in it or below")
     for entry in found.left_out:
         print(f"left out: {entry.path}: {entry.reason}")
     write_page(own.out, runs_page(found, own.title))

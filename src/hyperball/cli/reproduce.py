@@ -6,7 +6,7 @@ import signal
 from collections.abc import Sequence
 from pathlib import Path
 
-from hyperball.cli.grid import INTERRUPTED, as_interrupt, speak
+from hyperball.cli.grid import as_interrupt, conclude, speak
 from hyperball.cli.parsing import UsageError, parser
 
 
@@ -29,6 +29,7 @@ def reproduce(given: Sequence[str]) -> int:
             raise UsageError(f"--{name} must be >= 1, got {getattr(own, name)}")
     from hyperball.experiments import reproduce as work
     from hyperball.experiments.runners import run_local
+    from hyperball.experiments.summary import unfinished
     from hyperball.experiments.tables import experiment
     from hyperball.training.files import write_json
 
@@ -54,7 +55,4 @@ def reproduce(given: Sequence[str]) -> int:
         write_json(Path(own.collect) / "table.json", work.as_data(table, own.scale, lines))
     print(f"\n{work.table(table, lines)}")
     print("\n".join(f"note: {note}" for note in table.notes))
-    if any(end.interrupted for end in ends):
-        print("interrupted; the same command goes on")
-        return INTERRUPTED
-    return 1 if any(end.reason for end in ends) else 0
+    return conclude(unfinished(jobs, ends), ends)

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hyperball.cli import recipes
-from hyperball.cli.parsing import parser
+from hyperball.cli.errors import is_first_process
+from hyperball.cli.parsing import UsageError, parser
 from hyperball.cli.progress import in_epochs, progress
+from hyperball.diagnose import jsonable
 from hyperball.training import Metrics, Record, read_recipe
 from hyperball.training import evaluate as measure
 from hyperball.training import resume as go_on
 from hyperball.training import train as run
+
+NOT_FINITE = "not finite"
 
 
 def add_place(options: Any, devices: bool = True) -> None:
@@ -46,8 +51,11 @@ def train(given: Sequence[str]) -> int:
     options.add_argument("--print_config", "--print-config", nargs="?", const="", metavar="", help=text)
     add_place(options)
     options.add_recipe()
-    own, changes = options.read(given)
+    asked = {text: f"{text}=" for text in ("--print_config", "--print-config")}
+    own, changes = options.read([asked.get(text, text) for text in given])
     recipe = recipes.build(own["recipe"], changes)
+    if own["print_config"]:
+        raise UsageError(f"--print_config takes no value, got {own['print_config']!r}; redirect what it prints")
     if own["print_config"] is not None:
         print(recipes.as_yaml(recipe), end="")
         return 0
@@ -76,19 +84,27 @@ def resume(given: Sequence[str]) -> int:
 
 def say(record: Record, folder: Path) -> int:
     """The result of a run, from the first process alone."""
-    import os
-
-    if os.environ.get("RANK", "0") == "0" and os.environ.get("LOCAL_RANK", "0") == "0":
+    if is_first_process():
         last, timing = record.results["last"], record.timing
         print(
-            f"{folder}: {percent(last['top1'])} on {last['samples']:,} test samples, loss {last['loss']:.4f}, "
-            f"after {in_epochs(last['epoch'])} in {timing['seconds']:.1f} s"
+            f"{folder}: {percent(last['top1'])} on {last['samples']:,} test samples, loss {decimal(last['loss'])}, "
+            f"after {in_epochs(last['epoch'])} in {timing['seconds']:.1f} s{doubt(last)}"
         )
     return 0
 
 
-def percent(share: float) -> str:
-    return f"{100 * share:.2f} %"
+def percent(share: float | None) -> str:
+    return NOT_FINITE if share is None or not math.isfinite(share) else f"{100 * share:.2f} %"
+
+
+def decimal(value: float | None) -> str:
+    return NOT_FINITE if value is None or not math.isfinite(value) else f"{value:.4f}"
+
+
+def doubt(found: Mapping[str, Any]) -> str:
+    """A warning about logits that are not finite, or nothing."""
+    count = found.get("nonfinite") or 0
+    return f"; the logits of {count:,} of {found['samples']:,} samples are not finite" if count else ""
 
 
 def evaluate(given: Sequence[str]) -> int:
@@ -105,10 +121,12 @@ def evaluate(given: Sequence[str]) -> int:
         own["run"], data=recipe.data if changes else None, data_root=own["data_root"],
         accelerator=own["accelerator"], average=not own["last"],
     )  # fmt: skip
-    print(json.dumps({"run": own["run"], "changes": changes, **found.as_dict()}) if own["json"] else table(found))
+    tree = jsonable({"run": own["run"], "changes": changes, **found.as_dict()})
+    print(json.dumps(tree, allow_nan=False) if own["json"] else table(found))
     return 0
 
 
+OPTIONAL = ("top5", "map6_raw")  # not for sets of few classes
 NAMES = {
     "samples": "test samples",
     "top1": "top-1 accuracy",
@@ -128,7 +146,11 @@ def table(found: Metrics) -> str:
     lines = []
     for key, name in NAMES.items():
         value = values[key]
-        if value is not None:
-            text = f"{value:,}" if key == "samples" else f"{value:.4f}" if key == "loss" else percent(value)
-            lines.append(f"{name:<{width}}  {text:>9}")
-    return "\n".join(lines)
+        if key == "samples":
+            text = f"{value:,}"
+        elif value is None and key in OPTIONAL:
+            continue
+        else:
+            text = decimal(value) if key == "loss" else percent(value)
+        lines.append(f"{name:<{width}}  {text:>10}")
+    return "\n".join(lines) + doubt(values).replace("; ", "\n", 1)

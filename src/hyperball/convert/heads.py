@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -82,3 +84,53 @@ class ProjectedLinear(nn.Linear):
         for name, held in self.state_dict(keep_vars=True).items():
             if name.partition(".")[0] in ("norm", "projection") and not held.is_meta:
                 state_dict.setdefault(prefix + name, held.detach())
+
+
+def head_paths(model: nn.Module, last: str | None) -> list[str]:
+    """The linear classifiers that timm's configuration names (a distilled model has two), or else `last`."""
+    configuration = getattr(model, "pretrained_cfg", None) or getattr(model, "default_cfg", None) or {}
+    named = configuration.get("classifier") if isinstance(configuration, Mapping) else None
+    paths = (named,) if isinstance(named, str) else tuple(named or ())
+    modules = dict(model.named_modules())
+    found = [str(path) for path in paths if isinstance(modules.get(path), nn.Linear)]
+    return found or ([] if last is None else [last])
+
+
+def is_plain_linear(module: Any) -> bool:
+    """Whether it computes x·Wᵀ + b, with parameters of its own: nn.Linear, or a subclass that does so on a probe."""
+    if not isinstance(module, nn.Linear) or type(module).__module__.startswith("hyperball."):
+        return False
+    held = module._parameters
+    if "forward" in vars(module) or not isinstance(held.get("weight"), nn.Parameter) or "bias" not in held:
+        return False
+    if type(module).__call__ is not nn.Module.__call__:
+        return False
+    return type(module).forward is nn.Linear.forward or computes_linear_map(module)
+
+
+def computes_linear_map(module: nn.Linear) -> bool:
+    """Whether small, middling and large inputs all come out as x·Wᵀ + b, in training and in evaluation."""
+    if module.weight.is_meta or module._forward_hooks or module._forward_pre_hooks:
+        return False
+    mode = module.training
+    drawn = torch.randn(3, module.in_features, generator=torch.Generator().manual_seed(0))
+    x = (drawn * torch.tensor([[1e-3], [1.0], [100.0]])).to(module.weight.device, module.weight.dtype)
+    try:
+        with torch.random.fork_rng(devices=[x.device] if x.is_cuda else []), torch.no_grad():
+            expected = F.linear(x, module.weight, module.bias)
+            return all(torch.allclose(module.train(flag).forward(x), expected) for flag in (False, True))
+    except Exception:  # whatever a subclass's forward may raise
+        return False
+    finally:
+        module.train(mode)
+
+
+def projected_twin(classifier: Any, projection: str) -> ProjectedLinear:
+    """A projected classifier with the very parameters of a plain one."""
+    weight, features = classifier.weight, (classifier.in_features, classifier.out_features)
+    made = ProjectedLinear(*features, bias=False, device="meta", projection=projection)
+    made.register_parameter("weight", weight)
+    made.register_parameter("bias", classifier.bias)
+    made.norm = nn.BatchNorm1d(features[0], affine=False, device=weight.device, dtype=weight.dtype)
+    made.projection = make_projection(projection, weight.device, weight.dtype)
+    return made.train(classifier.training)

@@ -126,7 +126,7 @@ def find(name: str) -> Entry:
 def root_folder(name: str, root: Path | str | None) -> Path:
     chosen = root if root is not None else os.environ.get("HYPERBALL_DATA", "")
     if not str(chosen):
-        raise DataError(f"{name} needs a folder of data: pass `root` or set HYPERBALL_DATA")
+        raise DataError(f"{name} needs a folder of data: pass `root` (--data-root) or set HYPERBALL_DATA")
     return Path(chosen).expanduser()
 
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 from torch.utils.data import Dataset as TorchDataset
 
-from hyperball.data.augment import to_float
+from hyperball.data.augment import Augment
 from hyperball.data.batches import Schedule
 from hyperball.data.errors import DataError, one_line, optional
 from hyperball.data.samples import Files, Samples
@@ -21,9 +21,10 @@ EVALUATION_SCALE = 256 / 224  # the shorter side before the center crop, relativ
 
 
 def train_transform(size: int) -> Transform:
-    """RandomResizedCrop (8 to 100 % of the area), then a flip with probability 1/2."""
+    """RandomResizedCrop (8 to 100 % of the area)."""
     v2 = optional("torchvision.transforms.v2")
-    return v2.Compose([v2.RandomResizedCrop(size, antialias=True), v2.RandomHorizontalFlip()])
+    crop: Transform = v2.RandomResizedCrop(size, antialias=True)
+    return crop
 
 
 def evaluation_transform(size: int) -> Transform:
@@ -77,9 +78,11 @@ class Stream:
     """Batches of image files with the protocol of `Batches`: `len`, `epoch(n, start_step)`; see `stream`."""
 
     def __init__(
-        self, items: Decoded, schedule: Schedule, *, size: int, workers: int, device: torch.device, timeout: float
-    ) -> None:
+        self, items: Decoded, schedule: Schedule, *, size: int, workers: int, device: torch.device, timeout: float,
+        augment: Augment | None = None,
+    ) -> None:  # fmt: skip
         self.items, self.schedule, self.size = items, schedule, size
+        self.augment = augment or Augment()
         self.workers, self.device, self.timeout = workers, device, timeout
 
     def __len__(self) -> int:
@@ -107,8 +110,10 @@ class Stream:
             generator=torch.Generator(),  # the loader's own draw must not move the generator of the training
         )
         try:
-            for images, labels in loader:
-                yield to_float(images.to(self.device, non_blocking=True)), labels.to(self.device, non_blocking=True)
+            for part, (images, labels) in zip(plan, loader):
+                keys = torch.tensor([key for _, key in part], dtype=torch.int64).to(self.device, non_blocking=True)
+                images = self.augment(images.to(self.device, non_blocking=True), keys)
+                yield images, labels.to(self.device, non_blocking=True)
         except DataError as error:  # a worker's comes wrapped in its traceback, whose last line is the message
             error.__traceback__ = None  # its frames would keep the workers alive
             raise DataError(str(error).strip().splitlines()[-1].rpartition("DataError: ")[2]) from None
@@ -119,7 +124,7 @@ def stream(
     batch_size: int,
     *,
     size: int = 224,
-    augment: bool = False,
+    augment: bool | Augment = False,
     shuffle: bool = False,
     seed: int = 0,
     drop_last: bool = False,
@@ -131,6 +136,7 @@ def stream(
 ) -> Stream:
     """Batches of image files, decoded by worker processes: random resized crops with `augment`, else centers.
 
+    True flips too; an `Augment` says what is done after the crop, which is its `flip` and `cutout` and nothing else.
     A sample's crop depends on (seed, epoch, index) alone: not on the workers, the rank, or where an epoch was resumed.
     """
     if not isinstance(files, Files):
@@ -141,12 +147,16 @@ def stream(
         workers = min(8, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1)
     if workers < 0:
         raise ValueError(f"`workers` must be >= 0, got {workers}")
+    after = Augment(flip=True) if augment is True else augment or Augment()
+    if after.crop or after.rotate or after.jitter or after.points:
+        raise ValueError(f"`augment` must have `flip` and `cutout` alone after a random resized crop, got {after}")
     schedule = Schedule(
         len(files), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size
     )
     transform = train_transform(size) if augment else evaluation_transform(size)
     items = Decoded(files, transform)
-    return Stream(items, schedule, size=size, workers=workers, device=torch.device(device), timeout=timeout)
+    place = torch.device(device)
+    return Stream(items, schedule, size=size, workers=workers, device=place, timeout=timeout, augment=after)
 
 
 def decode(files: Files, size: int, *, workers: int = 4) -> Samples:

@@ -6,7 +6,9 @@ the CIFAR protocol act on decoupled layers, and so are left to the variant.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from hyperball.experiments.protocols import cifar, pointnet
 from hyperball.training.recipe import Recipe
@@ -18,6 +20,14 @@ class Named:
 
     about: str
     recipe: Recipe
+
+
+def changed(recipe: Recipe, changes: Mapping[str, Any]) -> Recipe:
+    """The recipe with these changes; `epochs` without `steps` replaces them, and the other way round."""
+    for given, other in (("epochs", "steps"), ("steps", "epochs")):
+        if changes.get(given) is not None and other not in changes:
+            changes = {**changes, other: None}
+    return recipe.override(changes)
 
 
 RECIPES = {

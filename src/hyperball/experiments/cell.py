@@ -8,7 +8,12 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hyperball.training import Interrupted, Recipe, train
+from hyperball.cli.errors import report
+from hyperball.training import Recipe, train
+
+
+class Busy(RuntimeError):
+    """A cell is in the hands of another process."""
 
 
 def train_cell(recipe: Recipe, run_dir: Path, data_root: str | None = None, accelerator: str = "auto") -> None:
@@ -25,18 +30,17 @@ def alone(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
-            raise RuntimeError(f"another process is training {folder}") from None
+            raise Busy(f"another process is training {folder}") from None
         yield
 
 
 def main(arguments: list[str]) -> int:
-    """0 when the run is done; an interruption is 128 and the signal's number, as shells count."""
+    """0 when the run is done, else the exit code and the line of `hyperball train`."""
     recipe, run_dir, data_root, accelerator = arguments
     try:
         train_cell(Recipe.from_file(recipe), Path(run_dir), data_root or None, accelerator)
-    except Interrupted as stop:
-        print(stop, file=sys.stderr)
-        return 128 + stop.signal_number
+    except (Exception, KeyboardInterrupt) as error:
+        return report(error)
     return 0
 
 

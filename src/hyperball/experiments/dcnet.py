@@ -15,15 +15,19 @@ LAST = "the last iterate; the paper may print the best epoch on the test set"
 
 
 def quick(recipe: Recipe) -> Recipe:
-    """The first 170 steps' worth of the schedule in small batches, with running statistics that follow faster."""
+    """The schedule in 125 steps of small batches, one pass, with running statistics that follow faster."""
     options = dict(recipe.model.options)
     if "norm_momentum" in options:
         options["norm_momentum"] = 0.05
-    sizes = {"batch_size": 32, "data.train_size": 5000, "data.test_size": 1000, "model.options": options}
-    return shorter(recipe, 1 / 250, precision="fp32", **sizes)
+    sizes = {"batch_size": 32, "data.train_size": 4000, "data.test_size": 1000, "model.options": options}
+    return shorter(recipe, 1 / 340, precision="fp32", **sizes)
 
 
-QUICK = Reduction(quick, "170 of 42,500 steps of batch 32 instead of 128, on 5,000 of 50,000 images, tested on 1,000")
+QUICK = Reduction(
+    quick,
+    "125 steps instead of 42,500, milestones likewise, in batches of 32 instead of 128: one pass over 4,000 of 50,000 "
+    "images; tested on 1,000 of 10,000; fp32; BatchNorm's momentum 0.05 instead of 0.001",
+)
 
 
 def operator(row: str, angular: str) -> dict[str, Any]:

@@ -6,7 +6,7 @@ overrides: {epochs: 5}        # changes of every cell
 axes:
   - product: {model.magnitude: [null, tanh], optimizer.lr: [1.e-3, 3.e-3]}   # every combination
   - zip: {model.norm: [batch, none], model.activation: [relu, none]}        # side by side
-  - list: [{model.width: 1}, {name: wide, model.width: 2}]                  # one by one
+  - list: [{model.options.width: 16}, {name: wide, model.options.width: 32}]   # one by one; a name is a label
 seeds: 3                      # 0, 1, 2; or a list
 ```
 """
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperball.experiments.catalog import RECIPES
+from hyperball.experiments.catalog import RECIPES, changed
 from hyperball.rows import nearest
 from hyperball.training.fields import RecipeError
 from hyperball.training.files import SUFFIXES, FileError, read_tree
@@ -67,7 +67,7 @@ def expand(tree: Any, folder: Path = Path()) -> list[Cell]:
     for key in tree:
         if key not in KEYS:
             raise GridError(f"unknown key `{key}`; {nearest(str(key), KEYS)}")
-    base = read_base(tree.get("base", {}), folder).override(changes_of("overrides", tree.get("overrides") or {}))
+    base = changed(read_base(tree.get("base", {}), folder), changes_of("overrides", tree.get("overrides") or {}))
     axes = [read_axis(axis) for axis in as_axes(tree.get("axes") or [])]
     cells = []
     for combination in itertools.product(*axes):
@@ -83,7 +83,7 @@ def expand(tree: Any, folder: Path = Path()) -> list[Cell]:
 
 def variant(base: Recipe, changes: Mapping[str, Any], label: str, seed: int) -> Recipe:
     try:
-        return base.override({**changes, "seed": seed})
+        return changed(base, {**changes, "seed": seed})
     except RecipeError as error:
         raise GridError(f"cell {label or 'base'!r}: {error}") from None
 
@@ -162,6 +162,8 @@ def labelled(changes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 def changes_of(where: str, value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping) or not all(isinstance(key, str) for key in value):
         raise GridError(f"`{where}` must map fields to values, got {value!r}")
+    if "seed" in value:
+        raise GridError(f"`{where}`: the seeds of a grid stand in `seeds`, got `seed`")
     return dict(value)
 
 

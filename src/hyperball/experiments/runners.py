@@ -12,16 +12,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperball.cli.errors import FAILED, USAGE, exit_code, one_line
 from hyperball.experiments.cell import train_cell
 from hyperball.experiments.grid import Cell
 from hyperball.training.fields import RecipeError
-from hyperball.training.files import write_json
+from hyperball.training.files import FileError, write_json
+from hyperball.training.folder import unlike
 from hyperball.training.recipe import Recipe
-from hyperball.training.record import RECIPE, RECORD
+from hyperball.training.record import RECIPE, RECORD, Record
 
 LOG = "log.txt"
 PAUSE = 0.05
 INTERRUPTIONS = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+SPOKEN = (FAILED, USAGE, *INTERRUPTIONS)  # exit codes of a cell that said in its last line why
 
 
 @dataclass(frozen=True)
@@ -36,10 +39,19 @@ class Job:
     @property
     def is_done(self) -> bool:
         """Whether the folder holds a finished run of this very recipe; what else it may hold, training refuses."""
+        return not self.missing()
+
+    def missing(self) -> str:
+        """Why the folder does not hold a finished run of this recipe, or nothing if it does."""
+        if not (self.folder / RECORD).exists():
+            return "there is no finished run"
         try:
-            return (self.folder / RECORD).exists() and Recipe.from_file(self.folder / RECIPE) == self.cell.recipe
-        except RecipeError:
-            return False
+            Record.read(self.folder)
+            known = Recipe.from_file(self.folder / RECIPE)
+        except (FileError, RecipeError) as error:
+            return str(error)
+        difference = unlike(known, self.cell.recipe)
+        return f"{self.folder} holds a run of another recipe: {difference}" if difference else ""
 
 
 @dataclass(frozen=True)
@@ -98,12 +110,14 @@ def stop(running: Sequence[tuple[Job, subprocess.Popen[bytes]]]) -> list[End]:
 
 
 def ended(job: Job, code: int) -> End:
-    if code == 0 and job.is_done:
-        return End(job)
-    interrupted = code in INTERRUPTIONS
+    """How a job ended, by its exit code and, where it refused or failed, the last line of its log."""
+    if code == 0:
+        return End(job, job.missing())
     name = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     last = last_line(job.folder / LOG)
-    return End(job, f"{last} ({name})" if last else name, interrupted)
+    if last and code not in SPOKEN:
+        last = f"{last} ({name})"
+    return End(job, last or name, code in INTERRUPTIONS)
 
 
 def last_line(path: Path) -> str:
@@ -165,5 +179,5 @@ def run_task(job: Job) -> str:
     try:
         train_cell(job.cell.recipe, job.folder, job.data_root, job.accelerator)
     except Exception as error:
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        return one_line(error) if exit_code(error) is not None else f"{type(error).__name__}: {one_line(error)}"
     return ""

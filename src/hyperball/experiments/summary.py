@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from hyperball.diagnose import jsonable
 from hyperball.experiments.runners import End, Job
-from hyperball.training.files import FileError
 from hyperball.training.record import Record
 
 METRICS = (("last", "top1"), ("first_epoch", "top1"), ("best", "top1"), ("last", "loss"))
@@ -15,19 +15,16 @@ METRICS = (("last", "top1"), ("first_epoch", "top1"), ("best", "top1"), ("last",
 
 def summarize(jobs: Sequence[Job], ends: Sequence[End]) -> dict[str, Any]:
     """The grid in plain data: one entry a label, and every cell that is not done with its reason."""
-    reasons = {end.job.cell.name: end.reason for end in ends if end.reason}
+    missing = unfinished(jobs, ends)
     labels: dict[str, list[Record]] = {}
-    missing = []
     for job in jobs:
         group = labels.setdefault(job.cell.label or "base", [])
-        try:
+        if job.cell.name not in missing:
             group.append(Record.read(job.folder))
-        except FileError as error:
-            missing.append({"cell": job.cell.name, "reason": reasons.get(job.cell.name) or str(error)})
     return {
         "cells": len(jobs),
         "done": len(jobs) - len(missing),
-        "missing": missing,
+        "missing": [{"cell": name, "reason": reason} for name, reason in missing.items()],
         "results": [
             {"label": label, "seeds": [r.recipe["seed"] for r in records], **results(records)}
             for label, records in labels.items()
@@ -35,15 +32,27 @@ def summarize(jobs: Sequence[Job], ends: Sequence[End]) -> dict[str, Any]:
     }
 
 
+def unfinished(jobs: Sequence[Job], ends: Sequence[End]) -> dict[str, str]:
+    """The cells that are not done and why: they failed, or their folders hold no run or one of another recipe."""
+    failed = {end.job.cell.name: end.reason for end in ends}
+    reasons = {job.cell.name: failed.get(job.cell.name) or job.missing() for job in jobs}
+    return {name: reason for name, reason in reasons.items() if reason}
+
+
 def results(records: Sequence[Record]) -> dict[str, Any]:
-    """Mean, standard deviation (None for one value) and single values of every metric, and the mean seconds."""
+    """Mean, standard deviation (None for one value) and single values of every metric, and the mean seconds.
+
+    A value that is not finite is None, counted in `nonfinite`, and leaves the metric without a mean.
+    """
     found: dict[str, Any] = {}
     for which, name in METRICS:
-        values = [record.results[which][name] for record in records if record.results.get(which)]
+        values = jsonable([record.results[which].get(name) for record in records if record.results.get(which)])
+        nonfinite = values.count(None)
         found[f"{which}.{name}"] = {
-            "mean": statistics.fmean(values) if values else None,
-            "std": statistics.stdev(values) if len(values) > 1 else None,
+            "mean": statistics.fmean(values) if values and not nonfinite else None,
+            "std": statistics.stdev(values) if len(values) > 1 and not nonfinite else None,
             "values": values,
+            "nonfinite": nonfinite,
         }
     seconds = [record.timing["seconds"] for record in records]
     return {**found, "seconds": statistics.fmean(seconds) if seconds else None}
@@ -69,6 +78,9 @@ def table(summary: dict[str, Any]) -> str:
 
 
 def spread(found: dict[str, Any], scale: float, digits: int = 2) -> str:
+    """mean ± standard deviation; a dash without a run, and words where one has no finite value."""
+    if found["nonfinite"]:
+        return "not finite"
     if found["mean"] is None:
         return "–"
     mean = f"{scale * found['mean']:.{digits}f}"

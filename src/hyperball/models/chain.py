@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from hyperball.models.classified import Classified
 from hyperball.models.layers import Layers, normal_weights
 
 
@@ -19,7 +20,7 @@ def block(layers: Layers, inputs: int, outputs: int, depth: int) -> nn.Sequentia
     return nn.Sequential(*parts)
 
 
-class Chain(nn.Module):
+class Chain(Classified):
     """Blocks of convolutions with pooling between them, a layer of features, and a plain classifier.
 
     Without a `feature_norm` the features are what the fully connected layer gives: the two-dimensional ones of the
@@ -48,7 +49,7 @@ class Chain(nn.Module):
         self.fc = layers.linear(inputs * (image_size // 2 ** len(widths)) ** 2, features)
         after = [layers.norm1d(features), layers.act(features)] if feature_norm else []
         self.after = nn.Sequential(*after)
-        self.classifier = layers.classifier(features, num_classes)
+        self.add_classifier(layers, features, num_classes)
         normal_weights(self)
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -56,12 +57,8 @@ class Chain(nn.Module):
         y: Tensor = self.after(self.fc(self.stages(x).flatten(1)))
         return y
 
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.classifier(self.forward_features(x))
-        return y
 
-
-class Digits(nn.Module):
+class Digits(Classified):
     """Three convolutions, max pooling after two of them, global pooling and a classifier, for small images."""
 
     def __init__(self, layers: Layers, num_classes: int, in_channels: int, width: int) -> None:
@@ -69,16 +66,12 @@ class Digits(nn.Module):
         parts = [block(layers, in_channels, width, 1), block(layers, width, 2 * width, 1), nn.MaxPool2d(2)]
         self.stages = nn.Sequential(*parts, block(layers, 2 * width, 4 * width, 1))
         self.pool = layers.global_pool()
-        self.classifier = layers.classifier(4 * width, num_classes)
+        self.add_classifier(layers, 4 * width, num_classes)
         normal_weights(self)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The features that the classifier is given, [B, features]."""
         y: Tensor = self.pool(self.stages(x)).flatten(1)
-        return y
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.classifier(self.forward_features(x))
         return y
 
 

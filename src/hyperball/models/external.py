@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import re
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
+
+from hyperball import angular as angular_table
+from hyperball import radial as radial_table
+from hyperball.functional.decoupled import check_weighting
 
 AUXILIARY = ("googlenet", "inception_v3")
 CONVERT_OPTIONS = ("magnitude", "angular", "weighting", "pool", "projection", "skip", "convolutions", "keep_shortcuts")
+SHARED_OPTIONS = (*CONVERT_OPTIONS, "batch", "pretrained", "num_classes")
+EXAMPLE_SIZE = (3, 224, 224)
+LARGER = {"inception_v3": (3, 299, 299)}
 
 
 def create(source: str, name: str, num_classes: int | None, options: Mapping[str, Any]) -> nn.Module:
-    """The model, with random weights unless `pretrained=True`, converted if any option of `convert_model` is given."""
+    """The model, with random weights unless `pretrained=True`, converted if any option of `convert_model` is given.
+
+    Where a function pools, a `batch` of inputs shows where; without one, random ones of the model's own input size do.
+    """
     given = dict(options)
     conversion = {key: given.pop(key) for key in CONVERT_OPTIONS if key in given}
+    check_operator(conversion)
+    batch = given.pop("batch", None)
     pretrained = given.pop("pretrained", False)
     if not isinstance(pretrained, bool):
         raise TypeError(f"`pretrained` must be True or False, got {pretrained!r}")
@@ -25,8 +39,31 @@ def create(source: str, name: str, num_classes: int | None, options: Mapping[str
     if all(conversion.get(key) is None for key in ("magnitude", "pool", "projection")):
         return model
     from hyperball.convert.model import convert_model
+    from hyperball.convert.structure import find_global_pools
 
-    return convert_model(model, inplace=True, **conversion)[0]
+    if batch is None and conversion.get("pool") is not None and not find_global_pools(model):
+        batch = example(model, LARGER.get(name, EXAMPLE_SIZE))
+    return convert_model(model, inplace=True, batch=batch, **conversion)[0]
+
+
+def check_operator(conversion: Mapping[str, Any]) -> None:
+    """Refuse an unknown angular function or weighting even where no `magnitude` would use it."""
+    magnitude = conversion.get("magnitude")
+    angular_table.parse(conversion.get("angular", "cosine"))
+    check_weighting(
+        conversion.get("weighting", "none"), radial_table.parse("linear" if magnitude is None else magnitude)
+    )
+
+
+def example(model: nn.Module, size: tuple[int, ...]) -> torch.Tensor | None:
+    """Two random inputs of the size that timm's configuration names, or else `size`; None on the meta device."""
+    configuration = getattr(model, "pretrained_cfg", None) or {}
+    held = configuration.get("input_size") if isinstance(configuration, Mapping) else None
+    like = next((one for one in model.parameters() if one.is_floating_point()), None)
+    if like is None or like.is_meta:
+        return None
+    drawn = torch.rand(2, *(held or size), generator=torch.Generator().manual_seed(0))
+    return drawn.to(like.device, like.dtype)
 
 
 def load(package: str) -> Any:
@@ -49,6 +86,8 @@ def from_torchvision(name: str, num_classes: int | None, pretrained: bool, optio
     known = models.list_models(module=models)
     if name not in known:
         raise unknown("torchvision", name, known)
+    if "weights" in options:
+        raise ValueError(f"`weights` is not taken, got {options['weights']!r}; pretrained=True loads the default ones")
     if num_classes is not None:
         options["num_classes"] = num_classes
     if name in AUXILIARY:
@@ -67,8 +106,11 @@ def refuse_unknown_options(make: Any, name: str, **options: Any) -> Any:
     try:
         return make(name, **options)
     except TypeError as error:
-        if "unexpected keyword argument" in str(error):
-            raise ValueError(f"{name} refuses an option: {error}") from error
+        refused = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if refused:
+            close = difflib.get_close_matches(refused[1], SHARED_OPTIONS, n=1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            raise ValueError(f"{name} refuses an option: {error}{hint}") from error
         raise
 
 

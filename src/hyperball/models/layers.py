@@ -58,6 +58,15 @@ class Layers:
         check_weighting(self.weighting, h)
         _one_of("norm", self.norm, NORMS)
         _one_of("activation", self.activation, ACTIVATIONS)
+        for name in ("bias", "classifier_bias"):
+            if not isinstance(getattr(self, name), bool):
+                raise TypeError(f"`{name}` must be True or False, got {getattr(self, name)!r}")
+        if not _is_number(self.norm_eps) or not 0 < self.norm_eps < math.inf:
+            raise ValueError(f"`norm_eps` must be a number > 0, got {self.norm_eps!r}")
+        if self.norm_momentum is not None and (not _is_number(self.norm_momentum) or not 0 <= self.norm_momentum <= 1):
+            raise ValueError(f"`norm_momentum` must be None or a number in [0, 1], got {self.norm_momentum!r}")
+        if _is_number(self.pool) or isinstance(self.pool, bool | tuple | list | dict):
+            raise TypeError(f"`pool` must be None, a penalty such as 'huber(c=1)' or its value, got {self.pool!r}")
         if self.projection is not None:
             parse_projection(self.projection)
 
@@ -144,6 +153,10 @@ class PoolPoints(nn.Module):
 
     def extra_repr(self) -> str:
         return self.kind
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, int | float) and not isinstance(given, bool)
 
 
 def _one_of(name: str, given: str | None, known: tuple[str, ...]) -> None:

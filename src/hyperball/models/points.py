@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from hyperball.models.classified import Classified
 from hyperball.models.layers import Layers
 
 
-class PointNet(nn.Module):
+class PointNet(Classified):
     """Shared maps over [B, N, 3] points, a pooling over the points, fully connected layers and a classifier.
 
     Every shared map has normalization and activation, the last one normalization alone. Dropout comes before the
@@ -42,7 +43,7 @@ class PointNet(nn.Module):
             dense += [nn.Linear(inputs, outputs), *drop, layers.norm1d(outputs), layers.act(outputs)]
             inputs = outputs
         self.connected = nn.Sequential(*dense)
-        self.classifier = layers.classifier(inputs, num_classes)
+        self.add_classifier(layers, inputs, num_classes)
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The features that the classifier is given, [B, features]."""
@@ -50,10 +51,6 @@ class PointNet(nn.Module):
         if isinstance(x, Tensor) and (x.dim() != 3 or x.shape[2] != self.in_channels):
             raise ValueError(f"`x` must be points [batch, number, {self.in_channels}], got shape {tuple(x.shape)}")
         y: Tensor = self.connected(self.pool(self.shared(x.transpose(1, 2))))
-        return y
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.classifier(self.forward_features(x))
         return y
 
 

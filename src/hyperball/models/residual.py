@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from hyperball.models.classified import Classified
 from hyperball.models.layers import Layers, normal_weights
 from hyperball.rows import nearest
 
@@ -34,8 +35,10 @@ class Unit(nn.Module):
         return out
 
 
-class ResNet(nn.Module):
+class ResNet(Classified):
     """A stem, stages of residual units, global average pooling and a plain classifier."""
+
+    head_name = "fc"
 
     def __init__(
         self, layers: Layers, num_classes: int, stem: Sequence[nn.Module], stages: Sequence[nn.Module], features: int
@@ -46,7 +49,7 @@ class ResNet(nn.Module):
         for index, stage in enumerate(stages, 1):
             self.add_module(f"layer{index}", stage)
         self.avgpool = layers.global_pool()
-        self.fc = layers.classifier(features, num_classes)
+        self.add_classifier(layers, features, num_classes)
         normal_weights(self)
 
     def forward_features(self, x: Tensor) -> Tensor:
@@ -56,10 +59,6 @@ class ResNet(nn.Module):
             x = getattr(self, f"layer{index}")(x)
         pooled: Tensor = self.avgpool(x)
         return pooled.flatten(1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.fc(self.forward_features(x))
-        return y
 
 
 def units(layers: Layers, inputs: int, outputs: int, count: int, stride: int, last: bool = True) -> list[nn.Module]:

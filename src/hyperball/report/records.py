@@ -32,7 +32,10 @@ class Point:
 
 @dataclass(frozen=True)
 class Run:
-    """One run. `results` maps "last", "best" and "first_epoch" to numbers by name, as far as they exist."""
+    """One run. `results` maps "last", "best" and "first_epoch" to numbers by name, as far as they exist.
+
+    `nonfinite` says that the last evaluation found a loss or logits that are not finite.
+    """
 
     name: str
     folder: Path
@@ -44,6 +47,7 @@ class Run:
     notes: tuple[str, ...] = ()
     training: tuple[Point, ...] = ()
     evaluations: tuple[Point, ...] = ()
+    nonfinite: bool = False
 
     def field(self, dotted: str, default: Any = None) -> Any:
         """A field of the recipe by its dotted name."""
@@ -116,7 +120,8 @@ def read_run(folder: Path, name: str) -> Run:
     curves = (metrics.training, metrics.evaluations)
     if record is None:
         results = {"last": dict(metrics.evaluations[-1].values)} if metrics.evaluations else {}
-        return Run(name, folder, recipe, UNFINISHED, results, {}, {}, metrics.failures, *curves)
+        failed = bool(metrics.failures)
+        return Run(name, folder, recipe, UNFINISHED, results, {}, {}, metrics.failures, *curves, failed)
     found = mapping(record, "results", RECORD)
     results = {key: numbers(mapping(found, key, RECORD)) for key in ("last", "best", "first_epoch") if found.get(key)}
     if "top1" not in results.get("last", {}):
@@ -125,8 +130,14 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(
         name, folder, recipe, str(record.get("status", "unknown")), results,
         numbers(mapping(record, "timing", RECORD)), conditions(record),
-        tuple(str(note) for note in notes) if isinstance(notes, list) else (), *curves,
+        tuple(str(note) for note in notes) if isinstance(notes, list) else (), *curves, has_nonfinite(found["last"]),
     )  # fmt: skip
+
+
+def has_nonfinite(last: Mapping[str, Any]) -> bool:
+    """Whether an evaluation counted logits that are not finite, or has a loss that is none."""
+    count = last.get("nonfinite", 0)
+    return not is_number(last.get("loss", 0.0)) or (is_number(count) and count > 0)
 
 
 def conditions(record: Mapping[str, Any]) -> dict[str, str]:

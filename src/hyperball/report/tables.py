@@ -116,9 +116,8 @@ def group_table(groups: Sequence[Group]) -> Table:
     for entry, mean in zip(groups, means, strict=True):
         runs = entry.counted
         seconds = [run.timing["seconds"] for run in runs if "seconds" in run.timing]
-        unfinished = sum(run.status == UNFINISHED for run in entry.runs)
         rows.append((
-            Cell(entry.label, remark=f"{unfinished} of {len(entry.runs)} unfinished" if unfinished else ""),
+            Cell(entry.label, remark=warning(entry)),
             Cell(str(len(runs))),
             Cell(percent(result(runs, "last", "top1")), len(groups) > 1 and mean == max(means)),
             Cell(percent(result(runs, "best", "top1"))), Cell(percent(result(runs, "first_epoch", "top1"))),
@@ -128,6 +127,15 @@ def group_table(groups: Sequence[Group]) -> Table:
     return Table(COLUMNS, tuple(rows))
 
 
+def warning(entry: Group) -> str:
+    """How many runs of a group are unfinished or not finite, or nothing."""
+    counts = {
+        "unfinished": sum(run.status == UNFINISHED for run in entry.runs),
+        "not finite": sum(run.nonfinite for run in entry.runs),
+    }
+    return ", ".join(f"{count} of {len(entry.runs)} {word}" for word, count in counts.items() if count)
+
+
 def run_table(runs: Sequence[Run]) -> Table:
     """One row a run, with its conditions."""
     columns = ("run", "model", "operator", "device", "engine", "seed", "epochs", "accuracy, %", "time", "samples/s")
@@ -135,8 +143,9 @@ def run_table(runs: Sequence[Run]) -> Table:
     for run in runs:
         last = run.results.get("last", {})
         epoch = last.get("epoch", run.evaluations[-1].epoch if run.evaluations else None)
+        name = f"{run.name} (not finite)" if run.nonfinite else run.name
         rows.append(tuple(map(Cell, (
-            run.name, str(run.field("model.name", MISSING)), operator(flat(run.recipe)),
+            name, str(run.field("model.name", MISSING)), operator(flat(run.recipe)),
             run.conditions.get("device", MISSING), run.conditions.get("engine", run.status),
             str(run.recipe.get("seed", MISSING)), MISSING if epoch is None else f"{epoch:g}",
             percent([last["top1"]] if "top1" in last else []), duration(run.timing.get("seconds")),

@@ -2,13 +2,13 @@
 
 One file a concern, read in the order of a run: recipe (fields, files), engine, sets, network (pretrained, statistics,
 distributed), optimizers, schedule, average, objective, step (offender), evaluation (metrics), loop (progress,
-interrupts), checkpoint, record (radii).
+interrupts), checkpoint, record (radii), folder.
 """
 
 from hyperball.training.api import evaluate, load_model, read_recipe, resume, train
 from hyperball.training.checkpoint import CheckpointError
 from hyperball.training.fields import RecipeError
-from hyperball.training.interrupts import Interrupted
+from hyperball.training.interrupts import Interrupted, ProcessLost
 from hyperball.training.metrics import Metrics
 from hyperball.training.offender import NonFiniteError
 from hyperball.training.progress import EvaluationReport, Progress, RunInfo, Silent, TrainReport
@@ -41,6 +41,7 @@ __all__ = [
     "ModelConfig",
     "NonFiniteError",
     "OptimizerConfig",
+    "ProcessLost",
     "Progress",
     "ProjectionConfig",
     "Recipe",

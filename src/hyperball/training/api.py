@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
 from hyperball.data import Dataset
-from hyperball.training.checkpoint import CheckpointError, load_checkpoint, saved_steps
-from hyperball.training.engine import Decision, build_engine, decide_capture, settings
+from hyperball.training.checkpoint import CheckpointError, saved_steps
+from hyperball.training.engine import Decision, Engine, build_engine, decide_capture, settings
 from hyperball.training.evaluation import Evaluator
 from hyperball.training.fields import RecipeError
-from hyperball.training.interrupts import listening
+from hyperball.training.folder import check_folder, held, own_checkpoint
+from hyperball.training.interrupts import listening, resume_command, together
 from hyperball.training.loop import Run
 from hyperball.training.metrics import Metrics
 from hyperball.training.network import Network, build_network
@@ -17,9 +19,7 @@ from hyperball.training.pretrained import put, weights_of
 from hyperball.training.progress import Progress, Silent
 from hyperball.training.recipe import DataConfig, Recipe
 from hyperball.training.record import CHECKPOINTS, RECIPE, RECORD, Record, write_recipe
-from hyperball.training.sets import Source, load_set
-
-CHANGEABLE = ("log.", "engine.")  # parts of a recipe that a resumed run may change
+from hyperball.training.sets import Source, for_evaluation, load_set
 
 
 def train(
@@ -43,37 +43,44 @@ def train(
     if not isinstance(recipe, Recipe):
         raise TypeError(f"`recipe` must be a hyperball.training.Recipe, got {type(recipe).__name__}")
     folder = Path(run_dir)
-    if (folder / RECIPE).exists():
-        check_folder(recipe, folder, resume)
-        if (folder / RECORD).exists():
-            return Record.read(folder)
+    check_folder(recipe, folder, resume)
+    if (folder / RECIPE).exists() and (folder / RECORD).exists():
+        return Record.read(folder)
     with settings(recipe):
         engine = build_engine(recipe, accelerator, devices)
         found = load_set(recipe.data, Source(data_root, download, dataset))
-        run = Run(recipe, folder, engine, found, progress if progress and engine.is_first else Silent())
-        if saved_steps(folder / CHECKPOINTS):
-            checkpoint, notes = load_checkpoint(folder / CHECKPOINTS)
-            run.restore(checkpoint)
-            for text in notes:
-                run.note(text)
-        if engine.is_first:
-            write_recipe(folder, recipe)
-        with listening() as flag:
-            return run.fit(flag)
+        listener = progress if progress and engine.is_first else Silent()
+        run = Run(recipe, folder, engine, found, listener, resume_command(folder, data_root, accelerator, devices))
+        with begin(recipe, folder, engine, resume):
+            if saved_steps(folder / CHECKPOINTS):
+                checkpoint, notes = own_checkpoint(recipe, folder)
+                run.restore(checkpoint)
+                for text in notes:
+                    run.note(text)
+            elif (folder / RECIPE).exists():
+                run.note("there was no checkpoint to resume from; begun anew")
+            if engine.is_first:
+                write_recipe(folder, recipe)
+            with listening() as flag, together(run.command, engine.world_size):
+                return run.fit(flag)
 
 
-def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
-    """Refuse a folder that holds a run, or one of another recipe when resuming."""
-    if not resume:
-        raise RecipeError(f"{folder} already holds a run; resume it, or train into another folder")
-    known = Recipe.from_file(folder / RECIPE)
-    changed = {key: pair for key, pair in known.differences(recipe).items() if not key.startswith(CHANGEABLE)}
-    if changed:
-        key, (old, asked) = next(iter(changed.items()))
-        raise RecipeError(
-            f"{folder} holds a run of another recipe: `{key}` is {old!r} there and {asked!r} here"
-            + (f", and {len(changed) - 1} more differ" if len(changed) > 1 else "")
-        )
+def begin(recipe: Recipe, folder: Path, engine: Engine, resume: bool) -> contextlib.ExitStack:
+    """Hold the folder with the first process, and check it again, for all processes or none."""
+    stack = contextlib.ExitStack()
+    refusal: Exception | None = None
+    if engine.is_first:
+        try:
+            stack.enter_context(held(folder))
+            check_folder(recipe, folder, resume)
+            if (folder / RECORD).exists():
+                raise CheckpointError(f"another process has just finished the run in {folder}")
+        except (ValueError, RuntimeError, OSError) as error:
+            refusal = error
+    if engine.agree(int(refusal is not None)):
+        stack.close()
+        raise refusal or CheckpointError(f"the first process cannot train into {folder}")
+    return stack
 
 
 def resume(
@@ -117,11 +124,11 @@ def load_model(
 
 def _trained(recipe: Recipe, dataset: Dataset, run_dir: Path, average: bool) -> Network:
     """The network with the weights of the latest whole checkpoint."""
-    checkpoint, _ = load_checkpoint(run_dir / CHECKPOINTS)
+    checkpoint, _ = own_checkpoint(recipe, run_dir)
     network, homotopy = build_network(recipe, dataset)
     if homotopy is not None:
         homotopy.load_state_dict(checkpoint.info["homotopy"])
-    put(network.model, weights_of(checkpoint, average), str(checkpoint.path))
+    put(network.model, weights_of(checkpoint, average), str(checkpoint.path), strict=True)
     network.eval()
     return network
 
@@ -135,15 +142,20 @@ def evaluate(
     accelerator: str = "auto",
     average: bool = True,
 ) -> Metrics:
-    """The metrics of a run's latest checkpoint on the test split of its set, or of that of another `data`."""
+    """The metrics of a run's latest checkpoint on the test split of its set, or of that of another `data`.
+
+    Fields of `data` that concern training alone are refused where they are neither the run's nor the default.
+    """
     recipe = read_recipe(run_dir)
     with settings(recipe):
         engine = build_engine(recipe, accelerator)
         own = load_set(recipe.data, Source(data_root, dataset=dataset))
         network = _trained(recipe, own, Path(run_dir), average).to(engine.device)
-        other = own if data is None else load_set(data, Source(data_root))
+        chosen = recipe.data if data is None else for_evaluation(data, recipe.data)
+        held_set = dataset if chosen.name == recipe.data.name else None
+        other = own if data is None else load_set(chosen, Source(data_root, dataset=held_set))
         if other.classes != own.classes:
             raise RecipeError(f"`data` must have the {len(own.classes)} classes of {own.name}, got {other.name}")
         captured: Decision = decide_capture(recipe, engine.device.type, 1, False)
-        options = {"size": recipe.data.image_size, "workers": recipe.data.workers}
+        options = {"size": chosen.image_size, "workers": chosen.workers}
         return Evaluator(engine, network, other, recipe.log.evaluation_batch, captured, options).measure()

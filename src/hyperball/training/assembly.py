@@ -46,9 +46,11 @@ def assemble(recipe: Recipe, engine: Engine, dataset: Dataset) -> Assembly:
         raise RecipeError(f"`adversarial.method` is for images, got {dataset.name}, a set of {dataset.kind}")
     feed = train_feed(recipe, dataset, engine.device, engine.rank, engine.world_size)
     total = recipe.total_steps(len(feed))
+    if recipe.homotopy.steps > total:
+        raise RecipeError(f"`homotopy.steps` must be at most the {total} steps of the run, got {recipe.homotopy.steps}")
     network, homotopy = build_network(recipe, dataset, recipe.start.weights)
-    if engine.world_size > 1 and recipe.engine.synchronize:
-        synchronize(network, engine.device)
+    if engine.world_size > 1:
+        synchronize(network, engine.device, recipe.engine.synchronize)
     network.train().to(engine.device)
     if engine.device.type == "cuda" and recipe.engine.channels_last and dataset.kind == "images":
         network.to(memory_format=torch.channels_last)

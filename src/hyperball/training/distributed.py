@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from hyperball.kernels.norms import mean_length
+from hyperball.nn.batch_norm import RobustBatchNorm
 from hyperball.nn.learned import LearnedValue
 
 
@@ -81,12 +82,22 @@ class SynchronizedValue(LearnedValue):
         return unit
 
 
-def synchronize(model: nn.Module, device: torch.device) -> None:
-    """Give a model's layers statistics over all processes, in place; parameters and their names are unchanged."""
+def synchronize(model: nn.Module, device: torch.device, on: bool = True) -> None:
+    """Give a model's layers statistics over all processes, in place; parameters and their names are unchanged.
+
+    With `on` false every process keeps to its own, robust batch norms too, which synchronize by themselves.
+    """
+    for module in model.modules():
+        if isinstance(module, RobustBatchNorm):
+            module.sync = on
+    if not on:
+        return
     if device.type == "cuda":
         nn.SyncBatchNorm.convert_sync_batchnorm(model)  # of what lies inside, in place
     for module in model.modules():
         if type(module) is LearnedValue and module.is_relative:
             module.__class__ = SynchronizedValue
+        elif isinstance(module, RobustBatchNorm):
+            module.synchronize()
         elif type(module) in (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d):
             module.__class__ = SynchronizedBatchNorm

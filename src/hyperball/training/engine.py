@@ -15,6 +15,7 @@ from hyperball.training.fields import RecipeError
 from hyperball.training.recipe import Recipe
 
 WORTH_COMPILING = 2_000  # steps; compilation takes half a minute or more
+ACCELERATORS = ("auto", "cpu", "cuda")
 PRECISIONS = {"fp32": "32-true", "tf32": "32-true", "bf16": "bf16-mixed", "fp16": "16-mixed"}
 
 
@@ -73,11 +74,18 @@ def fabric_class() -> Any:
 
 def build_engine(recipe: Recipe, accelerator: str = "auto", devices: int | str = "auto") -> Engine:
     """Fabric for the recipe's precision: one device by default, `devices` with DDP, or what torchrun set."""
+    if accelerator not in ACCELERATORS:
+        raise ValueError(f"`accelerator` must be one of {', '.join(ACCELERATORS)}, got {accelerator!r}")
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise RecipeError('`accelerator` must be "cpu" or "auto" where torch finds no GPU, got "cuda"')
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     if recipe.precision in ("fp16", "tf32") and accelerator == "cpu":
         raise RecipeError(f'`precision` must be "fp32" or "bf16" on a CPU, got {recipe.precision!r}')
     count, nodes = process_counts(devices, accelerator)
+    present = torch.cuda.device_count()
+    if accelerator == "cuda" and count > present:
+        raise RecipeError(f"`devices` must be at most the {present} GPUs of this machine, got {count}")
     options: dict[str, Any] = {"accelerator": accelerator, "devices": count, "num_nodes": nodes}
     if count * nodes > 1:
         options["strategy"] = "ddp"

@@ -12,8 +12,8 @@ from hyperball import data
 from hyperball.data import Dataset, Files, Samples
 from hyperball.data.augment import to_float
 from hyperball.training.engine import Decision, Engine
+from hyperball.training.files import first_line
 from hyperball.training.metrics import Metrics, measure
-from hyperball.training.step import first_line
 
 
 class Evaluator:

@@ -12,7 +12,13 @@ from pathlib import Path
 from typing import Any
 
 SUFFIXES = (".json", ".yaml", ".yml")
+DEEPEST = 50
 FLOAT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
+
+
+def first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
 
 
 class FileError(ValueError):
@@ -86,9 +92,27 @@ def read_tree(path: Path) -> Any:
 
 def _parsed(read: Callable[[str], Any], text: str, failure: type[Exception], kind: str) -> Any:
     try:
-        return read(text)
+        tree = read(text)
     except failure as error:
         raise FileError(f"is not valid {kind} ({' '.join(str(error).split())})") from None
+    except RecursionError:
+        raise FileError(f"must be nested at most {DEEPEST} deep") from None
+    if deeper_than(tree, DEEPEST):
+        raise FileError(f"must be nested at most {DEEPEST} deep")
+    return tree
+
+
+def deeper_than(tree: Any, limit: int) -> bool:
+    """Whether mappings and lists are nested deeper, without recursion and with shared parts seen once a level."""
+    level = [tree]
+    for _ in range(limit + 1):
+        found = {
+            id(child): child
+            for item in level
+            for child in (item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
+        }
+        level = list(found.values())
+    return bool(level)
 
 
 def _check_suffix(path: Path) -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import signal
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType
 
 
@@ -18,6 +20,37 @@ class Interrupted(Exception):
         self.step = step
         self.command = command
         self.signal_number = signal_number
+
+
+class ProcessLost(RuntimeError):
+    """Another process of the run ended, so that this one waits for nobody; `command` resumes the run."""
+
+    def __init__(self, command: str, reason: str) -> None:
+        super().__init__(f"another process of this run has ended ({reason}); resume with: {command}")
+        self.command = command
+
+
+LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+
+
+@contextlib.contextmanager
+def together(command: str, processes: int) -> Iterator[None]:
+    """One line in place of a backend's many where a peer is gone."""
+    try:
+        yield
+    except RuntimeError as error:
+        found = [text for text in LOST if text.lower() in str(error).lower()]
+        if processes == 1 or not found:
+            raise
+        raise ProcessLost(command, found[0].lower()) from None
+
+
+def resume_command(run_dir: Path, data_root: str | Path | None, accelerator: str, devices: int | str) -> str:
+    """What goes on with a run where it was: its folder, and what was said of data and devices."""
+    given = {"data-root": data_root, "accelerator": accelerator, "devices": devices}
+    defaults = {"data-root": None, "accelerator": "auto", "devices": "auto"}
+    options = [f"--{name}={value}" for name, value in given.items() if value != defaults[name]]
+    return shlex.join(["hyperball", "resume", str(run_dir), *options])
 
 
 class Flag:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -28,12 +27,14 @@ from hyperball.training.statistics import begin_at_first_batch
 class Run:
     """One run of a recipe on one engine; `fit` ends with a record."""
 
-    def __init__(self, recipe: Recipe, run_dir: Path, engine: Engine, dataset: Dataset, progress: Progress) -> None:
+    def __init__(
+        self, recipe: Recipe, run_dir: Path, engine: Engine, dataset: Dataset, progress: Progress, command: str
+    ) -> None:
         self.began = time.perf_counter()
         if engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(engine.device)
         self.recipe, self.run_dir, self.engine, self.dataset = recipe, run_dir, engine, dataset
-        self.progress = progress
+        self.progress, self.command = progress, command
         self.parts = assemble(recipe, engine, dataset)
         self.per_epoch = len(self.parts.feed)
         self.total = self.parts.total_steps
@@ -94,7 +95,7 @@ class Run:
             self.save()
             clock.restart(step)
         if stopped and not last:
-            raise Interrupted(step, self.resume_command(), stopped)
+            raise Interrupted(step, self.command, stopped)
 
     def report(self, clock: Clock) -> None:
         """Fetch loss and accuracy since the last report, and write them down."""
@@ -113,10 +114,14 @@ class Run:
 
     def evaluate(self) -> None:
         """Measure on the test split, with averaged weights where there are any."""
+        self.parts.step.verify(self.step)
         average = self.parts.parts.average
         with nullcontext() if average is None else average.applied():
             metrics = self.parts.evaluator.measure()
             found = summarize(self.parts.network.model)
+        if metrics.nonfinite:
+            where = f"the logits of {metrics.nonfinite} of {metrics.samples} test samples"
+            raise NonFiniteError(self.step, where, "evaluation")
         self.parts.schedule.observe(metrics.loss)
         self.keep(metrics)
         self.write({"kind": "evaluation", "step": self.step, "epoch": self.epoch, **metrics.as_dict(), "radii": found})
@@ -126,7 +131,7 @@ class Run:
         """Note the last, the best and the first epoch's result."""
         entry = {"step": self.step, "epoch": self.epoch, **metrics.as_dict()}
         self.results["last"] = entry
-        if self.step == min(self.per_epoch, self.total):
+        if self.step == self.per_epoch:
             self.results["first_epoch"] = entry
         if self.results["best"] is None or metrics.top1 > self.results["best"]["top1"]:
             self.results["best"] = entry
@@ -206,9 +211,6 @@ class Run:
         device = str(self.engine.device)
         return RunInfo(self.recipe, self.run_dir, self.step, self.total, self.per_epoch, device, self.parameters())
 
-    def resume_command(self) -> str:
-        return f"hyperball resume {shlex.quote(str(self.run_dir))}"
-
     def note(self, text: str) -> None:
         """Something a reader of the numbers should know."""
         self.notes.append(text)
@@ -237,6 +239,7 @@ class Run:
     def save(self) -> None:
         """Write a checkpoint of everything that resuming needs."""
         self.parts.step.settle()
+        self.parts.step.verify(self.step)
         if self.engine.is_first:
             save_checkpoint(self.run_dir / CHECKPOINTS, self.checkpoint())
         if self.engine.world_size > 1:

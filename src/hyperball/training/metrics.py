@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 
 import torch
@@ -32,7 +33,8 @@ class Metrics:
     nonfinite: int = 0
 
     def as_dict(self) -> dict[str, float | int | None]:
-        return asdict(self)
+        """The numbers, None where one is not finite, as JSON has no other word for it."""
+        return {key: value if value is None or math.isfinite(value) else None for key, value in asdict(self).items()}
 
 
 def measure(logits: Tensor, labels: Tensor) -> Metrics:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -10,12 +10,18 @@ from torch import Tensor, nn
 
 
 class NonFiniteError(RuntimeError):
-    """The loss became NaN or infinite; `step` and `where` say when and in which layer."""
+    """The loss, or what the network gives, became NaN or infinite; `step` and `where` say when and in which layer."""
 
-    def __init__(self, step: int, where: str) -> None:
-        super().__init__(f"the loss is not finite at step {step}; first in {where}")
+    def __init__(self, step: int, where: str, what: str = "loss") -> None:
+        super().__init__(f"the {what} is not finite at step {step}; first in {where}")
         self.step = step
         self.where = where
+
+
+def all_finite(tensors: Iterable[Tensor]) -> bool:
+    """Whether every entry is finite; one answer from the device."""
+    found = [tensor.isfinite().all() for tensor in tensors if tensor.is_floating_point()]
+    return not found or bool(torch.stack(found).all())
 
 
 def first_offender(network: nn.Module, inputs: Tensor, run: Callable[[], Any]) -> str:

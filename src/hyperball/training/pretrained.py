@@ -40,9 +40,9 @@ def weights_of(checkpoint: Checkpoint, average: bool = True) -> dict[str, Tensor
     return {**checkpoint.tensors["model"], **averaged}
 
 
-def put(model: nn.Module, state: dict[str, Tensor], where: str) -> None:
-    """Load a state dict; entries of radii may be absent and keep their initial values."""
-    optional = radius_names(model)
+def put(model: nn.Module, state: dict[str, Tensor], where: str, *, strict: bool = False) -> None:
+    """Load a state dict; unless `strict`, entries of radii may be absent and keep their initial values."""
+    optional = set() if strict else radius_names(model)
     check_fit(state, model.state_dict(), where, may_lack=optional.__contains__)
     model.load_state_dict(state, strict=False)
 

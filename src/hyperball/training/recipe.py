@@ -10,9 +10,10 @@ from typing import Any, ClassVar, Literal
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
 from hyperball.training import files
-from hyperball.training.fields import RecipeError, Section, differences, plain, read_section
+from hyperball.training.fields import RecipeError, Section, differences, hints, plain, read_section
 
 DEFAULT_EPOCHS = 10
+LARGEST = 1e30  # what optimizers compute from rates must not overflow float32
 Unit = Literal["epochs", "steps"]
 
 
@@ -25,7 +26,7 @@ class DataConfig(Section):
         train_size: samples for training, balanced over the classes; None is all of them. `test_size` likewise.
         points: the first so many points of each cloud; None is all of them.
         outliers: the share of each cloud's points, in training and in test, that random points replace once.
-        image_size: side of the images that are streamed from folders.
+        image_size: side of the images that are streamed from folders, as random parts in place of `crop`.
         workers: processes that decode streamed images.
     """
 
@@ -75,6 +76,10 @@ class ModelConfig(Section):
     options: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
+        for name in self.options:
+            if name == "num_classes" or name in hints(ModelConfig):
+                proper = "data.name" if name == "num_classes" else f"model.{name}"
+                raise RecipeError(f"`model.options.{name}` must be left out: `{proper}` says it")
         for name, parse in (("magnitude", radial_table.parse), ("angular", angular_table.parse)):
             text = getattr(self, name)
             try:
@@ -125,12 +130,12 @@ class OptimizerConfig(Section):
     radius_schedule: Literal["same", "constant"] = "same"
 
     def check(self) -> None:
-        self.require(self.lr > 0, "lr", "> 0")
+        self.require(0 < self.lr <= LARGEST, "lr", "> 0" if self.lr <= 0 else "at most 1e30")
         self.require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
         self.require(all(0 <= beta < 1 for beta in self.betas), "betas", "two numbers in [0, 1)")
         self.require(self.eps > 0, "eps", "> 0")
-        self.require(self.weight_decay >= 0, "weight_decay", ">= 0")
-        self.require(self.radius_lr is None or self.radius_lr >= 0, "radius_lr", ">= 0 or null")
+        self.require(0 <= self.weight_decay <= 1e6, "weight_decay", "in [0, 1e6]")
+        self.require(self.radius_lr is None or 0 <= self.radius_lr <= LARGEST, "radius_lr", "in [0, 1e30] or null")
         if self.nesterov and (self.name != "sgd" or self.momentum == 0):
             raise RecipeError(
                 f"`optimizer.nesterov` needs sgd with `optimizer.momentum` > 0, got {self.name} and {self.momentum:g}"
@@ -352,7 +357,9 @@ class Recipe(Section):
         self.require(self.batch_size >= 1, "batch_size", ">= 1")
         self.require(0 <= self.seed < 2**63, "seed", "in 0..2**63 - 1")
         if self.epochs is not None and self.steps is not None:
-            raise RecipeError(f"`epochs` and `steps` exclude each other, got {self.epochs} and {self.steps}")
+            raise RecipeError(
+                f"`epochs` and `steps` exclude each other, got {self.epochs} and {self.steps}; set one to null"
+            )
         self._check_decoupled()
 
     def _check_decoupled(self) -> None:

@@ -16,7 +16,7 @@ import torch
 
 from hyperball._version import __version__
 from hyperball.diagnose import jsonable
-from hyperball.training.files import FileError, read_tree, write_bytes, write_json
+from hyperball.training.files import FileError, first_line, read_tree, write_bytes, write_json
 from hyperball.training.recipe import Recipe
 
 PACKAGES = ("torch", "numpy", "lightning-fabric", "safetensors", "torchvision", "timm", "triton")
@@ -54,9 +54,18 @@ class Record:
         """The record of a run's folder."""
         path = Path(run_dir) / RECORD
         try:
-            return cls(**read_tree(path))
+            record = cls(**read_tree(path))
+            check_results(record.results)
+            return record
         except (FileError, TypeError) as error:
             raise FileError(f"{path}: {error}") from None
+
+
+def check_results(results: Any) -> None:
+    """Refuse results without the last evaluation's numbers."""
+    last = results.get("last") if isinstance(results, dict) else None
+    if not isinstance(last, dict) or "top1" not in last:
+        raise FileError("`results.last` must hold an evaluation's metrics; remove the file to resume the run")
 
 
 def environment(device: torch.device, world_size: int) -> dict[str, Any]:
@@ -121,9 +130,20 @@ def read_metrics(path: str | Path) -> list[dict[str, Any]]:
 def _whole_lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
-    for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-        if line.endswith("\n"):
-            yield json.loads(line)
+    for number, line in enumerate(path.read_bytes().splitlines(keepends=True), 1):
+        if line.endswith(b"\n"):
+            yield _parsed(line, f"{path}: line {number}")
+
+
+def _parsed(line: bytes, where: str) -> dict[str, Any]:
+    """One line of metrics: an object with a kind and a step."""
+    try:
+        tree = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise FileError(f"{where} is damaged ({first_line(error)}); remove it, or move the file away") from None
+    if not isinstance(tree, dict) or not isinstance(tree.get("step"), int) or "kind" not in tree:
+        raise FileError(f"{where} must be an object with `kind` and `step`; remove it, or move the file away")
+    return tree
 
 
 def write_recipe(run_dir: Path, recipe: Recipe) -> None:

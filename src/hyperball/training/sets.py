@@ -29,6 +29,10 @@ class Source:
 def load_set(config: DataConfig, source: Source = Source()) -> Dataset:  # noqa: B008 (frozen)
     """The set that a recipe names, with as many samples and points as it says, and its outliers."""
     dataset = source.dataset or data.load(config.name, source.root, download=source.download)
+    for split in ("train", "test"):
+        size, count = getattr(config, f"{split}_size"), len(getattr(dataset, split))
+        if size is not None and size > count:
+            raise RecipeError(f"`data.{split}_size` must be at most the {count} samples of {dataset.name}, got {size}")
     dataset = dataset.subset(config.train_size, config.test_size)
     check_kind(config, dataset)
     for split in ("train", "test"):
@@ -48,12 +52,49 @@ FOR_POINTS = ("points", "outliers", "rotate", "jitter")
 
 def check_kind(config: DataConfig, dataset: Dataset) -> None:
     """Refuse options of images for points, and the other way round."""
+    if isinstance(dataset.train, Files):
+        for name in ("crop", "pad"):
+            if getattr(config, name) != getattr(DataConfig(), name):
+                raise RecipeError(
+                    f"`data.{name}` is for images in memory, got {getattr(config, name)!r} for the files of "
+                    f"{dataset.name}, whose crops are random parts resized to `data.image_size`"
+                )
     wrong, other = (FOR_POINTS, "points") if dataset.kind == "images" else (FOR_IMAGES, "images")
     for name in wrong:
         if getattr(config, name):
             raise RecipeError(
                 f"`data.{name}` is for {other}, got {getattr(config, name)!r} for the {dataset.kind} of {dataset.name}"
             )
+    check_sizes(config, dataset)
+
+
+def check_sizes(config: DataConfig, dataset: Dataset) -> None:
+    """Refuse more points than a cloud has, and padding or holes larger than an image."""
+    if isinstance(dataset.train, Files):
+        limits = {"cutout": config.image_size}
+    elif dataset.kind == "images":
+        side = min(dataset.train.inputs.shape[-2:])
+        limits = {"cutout": side, **({"pad": side} if config.crop else {})}
+    else:
+        limits = {"points": int(dataset.train.inputs.shape[1])}
+    for name, limit in limits.items():
+        value = getattr(config, name)
+        if value is not None and value > limit:
+            unit = "points of a cloud" if name == "points" else "pixels of an image's side"
+            raise RecipeError(f"`data.{name}` must be at most the {limit} {unit} of {dataset.name}, got {value}")
+
+
+FOR_TRAINING = ("train_size", "crop", "pad", "flip", "cutout", "rotate", "jitter")
+
+
+def for_evaluation(config: DataConfig, known: DataConfig) -> DataConfig:
+    """A set's test split alone: what concerns training has its default, or is refused where neither has `known`."""
+    default = DataConfig()
+    for name in FOR_TRAINING:
+        value = getattr(config, name)
+        if value not in (getattr(default, name), getattr(known, name)):
+            raise RecipeError(f"`data.{name}` acts on training alone and changes no evaluation, got {value!r}")
+    return config.override({name: getattr(default, name) for name in FOR_TRAINING})
 
 
 def augmentation(config: DataConfig) -> Augment:
@@ -143,7 +184,7 @@ def train_feed(recipe: Recipe, dataset: Dataset, device: torch.device, rank: int
     }  # fmt: skip
     if isinstance(dataset.train, Files):
         options.update(size=recipe.data.image_size, workers=recipe.data.workers, device=device)
-        stream = data.stream(dataset.train, recipe.batch_size, augment=True, **options)
+        stream = data.stream(dataset.train, recipe.batch_size, augment=augmentation(recipe.data), **options)
         return StreamFeed(stream, share, device)
     batches = Batches(dataset.train.to(device), recipe.batch_size, augment=augmentation(recipe.data), **options)
     return ResidentFeed(batches, share)

@@ -15,8 +15,9 @@ from hyperball.convert import Homotopy
 from hyperball.optim import WeightedGradients
 from hyperball.training.average import Average
 from hyperball.training.engine import Decision, Engine
+from hyperball.training.files import first_line
 from hyperball.training.objective import Forward, Objective
-from hyperball.training.offender import NonFiniteError, first_offender
+from hyperball.training.offender import NonFiniteError, all_finite, first_offender
 from hyperball.training.recipe import Recipe
 from hyperball.training.sets import Feed
 
@@ -180,6 +181,38 @@ class Step:
         if int(self.bad) >= 0:
             self.explain()
 
+    @torch.no_grad()
+    def verify(self, step: int) -> None:
+        """Raise where the weights after `step` steps, or what they make of the latest batch, are not finite.
+
+        The weights that the last update spoiled have no loss yet, and must neither be saved nor be a result.
+        """
+        network, average = self.parts.network, self.parts.average
+        shadows = [] if average is None else list(average.shadows.values())
+        inputs = self.batch()[0]
+        mode = network.training
+        network.eval()
+        try:
+            whole = all_finite([*network.parameters(), *shadows, self.output(inputs)])
+            if not self.engine.agree(int(not whole)):
+                return
+            where = "another process"
+            if not whole:
+                where = first_offender(network, inputs, lambda: self.output(inputs))
+        finally:
+            network.train(mode)
+        raise NonFiniteError(step, self.on_process(where), "network")
+
+    def output(self, inputs: Tensor) -> Tensor:
+        with self.engine.fabric.autocast():
+            logits: Tensor = self.parts.network(inputs)
+        return logits
+
+    def on_process(self, where: str) -> str:
+        """A place, with the process where there are several."""
+        world = self.engine.world_size
+        return where if world == 1 else f"{where} (process {self.engine.rank} of {world})"
+
     def scaler_state(self) -> dict[str, Any] | None:
         """The state of the loss scaling of fp16, in numbers."""
         scaler = getattr(self.engine.fabric.strategy.precision, "scaler", None)
@@ -198,9 +231,7 @@ class Step:
         inputs, labels = self.batch()
         network = self.parts.network
         where = first_offender(network, inputs, lambda: self.loss(network, inputs, labels))
-        if self.engine.world_size > 1:
-            where += f" (process {self.engine.rank} of {self.engine.world_size})"
-        raise NonFiniteError(step, where)
+        raise NonFiniteError(step, self.on_process(where))
 
     def prepare(self) -> None:
         """Compile, warm up and capture, falling back with a recorded reason; weights and state stay as they were."""
@@ -274,11 +305,6 @@ def distance(first: list[Tensor], second: list[Tensor]) -> float:
 
 def draws_randomly(network: nn.Module) -> bool:
     return any(isinstance(module, nn.modules.dropout._DropoutNd) and module.p for module in network.modules())
-
-
-def first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
 
 
 class Snapshot:

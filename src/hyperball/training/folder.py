@@ -1,0 +1,96 @@
+"""A run's folder: what it may hold before a training begins, and one training at a time in it."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from hyperball.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, saved_steps
+from hyperball.training.fields import RecipeError
+from hyperball.training.recipe import Recipe
+from hyperball.training.record import CHECKPOINTS, RECIPE
+
+CHANGEABLE = ("log.", "engine.")  # parts of a recipe that a resumed run may change
+LOCK = ".training.lock"
+HELD: set[int] = set()  # descriptors of the locks of this process
+
+
+def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
+    """Refuse a folder that holds a run, or one of another recipe when resuming."""
+    if not (folder / RECIPE).exists():
+        if saved_steps(folder / CHECKPOINTS):
+            raise CheckpointError(
+                f"{folder} holds checkpoints but no {RECIPE}; put it back, or train into another folder"
+            )
+        return
+    if not resume:
+        raise RecipeError(f"{folder} already holds a run; resume it, or train into another folder")
+    difference = unlike(Recipe.from_file(folder / RECIPE), recipe)
+    if difference:
+        raise RecipeError(f"{folder} holds a run of another recipe: {difference}")
+
+
+def unlike(known: Recipe, asked: Recipe) -> str:
+    """The first field in which two recipes differ, of those that determine a run's numbers; "" where none does."""
+    changed = {key: pair for key, pair in known.differences(asked).items() if not key.startswith(CHANGEABLE)}
+    if not changed:
+        return ""
+    key, (old, new) = next(iter(changed.items()))
+    more = f", and {len(changed) - 1} more differ" if len(changed) > 1 else ""
+    return f"`{key}` is {old!r} there and {new!r} here{more}"
+
+
+def own_checkpoint(recipe: Recipe, folder: Path) -> tuple[Checkpoint, list[str]]:
+    """The latest whole checkpoint of a run's folder, which must be of the run's recipe, and notes on damaged ones."""
+    checkpoint, notes = load_checkpoint(folder / CHECKPOINTS)
+    try:
+        difference = unlike(Recipe.from_dict(checkpoint.info["recipe"]), recipe)
+    except (KeyError, RecipeError) as error:
+        raise CheckpointError(f"{checkpoint.path} holds no recipe that can be read ({error})") from None
+    if difference:
+        raise CheckpointError(f"{checkpoint.path} is of another recipe: {difference}")
+    return checkpoint, notes
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Hold the folder while the block lasts, or refuse where another training does; a killed process holds nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = _locked(folder / LOCK)
+    if descriptor is None:
+        raise CheckpointError(f"another process is training into {folder}; wait for it, or train into another folder")
+    HELD.add(descriptor)
+    try:
+        yield
+    finally:
+        HELD.discard(descriptor)
+        (folder / LOCK).unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that holds the lock, None where another one does."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            os.close(descriptor)
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
+                return descriptor
+        os.close(descriptor)  # whoever held it removed the file in between
+
+
+def _let_go() -> None:
+    """A worker that outlives a killed training must not hold its lock."""
+    for descriptor in HELD:
+        os.close(descriptor)
+    HELD.clear()
+
+
+os.register_at_fork(after_in_child=_let_go)
