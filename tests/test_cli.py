@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from hyperball._errors import exit_code, report
 from hyperball.cli import main
 from hyperball.cli.commands import COMMANDS
-from hyperball.cli.errors import exit_code, report
 
 pytest.importorskip("jsonargparse")
 

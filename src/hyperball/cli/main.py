@@ -7,8 +7,8 @@ import importlib
 import sys
 from collections.abc import Sequence
 
+from hyperball._errors import report
 from hyperball.cli.commands import COMMANDS
-from hyperball.cli.errors import report
 from hyperball.cli.parsing import UsageError, choose
 from hyperball.cli.pipes import patience, silence
 

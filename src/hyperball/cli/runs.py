@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hyperball._errors import is_first_process
 from hyperball.cli import recipes
-from hyperball.cli.errors import is_first_process
 from hyperball.cli.parsing import UsageError, parser
 from hyperball.cli.progress import in_epochs, progress
 from hyperball.diagnose import jsonable

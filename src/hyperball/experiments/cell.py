@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from hyperball.cli.errors import report
+from hyperball._errors import report
 from hyperball.training import Recipe, train
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperball.cli.errors import FAILED, USAGE, exit_code, one_line
+from hyperball._errors import FAILED, USAGE, exit_code, one_line
 from hyperball.experiments.cell import train_cell
 from hyperball.experiments.grid import Cell
 from hyperball.training.fields import RecipeError

@@ -8,6 +8,7 @@ import traceback
 from pathlib import Path
 
 USAGE, FAILED, INTERRUPTED = 2, 1, 130
+FAILURES = {"NonFiniteError", "ProcessLost"}  # of a run, not mistakes of whoever started it
 EXTRAS = {
     **dict.fromkeys(("jsonargparse", "lightning_fabric", "rich", "safetensors", "sklearn", "h5py", "yaml"), "train"),
     **dict.fromkeys(("torchvision", "timm"), "vision"),
@@ -15,7 +16,7 @@ EXTRAS = {
     "jinja2": "report",
     "ray": "grid",
 }
-PACKAGE = Path(__file__).resolve().parents[1]
+PACKAGE = Path(__file__).resolve().parent
 
 
 def report(error: BaseException, label: str = "", debug: bool = False) -> int:
@@ -43,7 +44,7 @@ def exit_code(error: BaseException) -> int | None:
         return INTERRUPTED
     if "Interrupted" in kinds:
         return 128 + int(error.signal_number)  # type: ignore[attr-defined]
-    if "NonFiniteError" in kinds:
+    if kinds & FAILURES:
         return FAILED
     if kinds or isinstance(error, OSError) or isinstance(error.__cause__, ImportError) or extra(error):
         return USAGE
