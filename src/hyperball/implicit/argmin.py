@@ -12,7 +12,7 @@ from hyperball.implicit.bracketed import BracketedScalar
 from hyperball.implicit.constrained import KKT, AugmentedLagrangian, attached_steps
 from hyperball.implicit.curvature import least_curvature
 from hyperball.implicit.descent import Minimum
-from hyperball.implicit.fixed import attach_fixed, check_fixed, is_traced, solve_fixed
+from hyperball.implicit.fixed import attach_fixed, check_fixed, is_traced, leaves_graph, solve_fixed
 from hyperball.implicit.problem import Function, Inputs, Problem, pose, result_dtype, tensors_of
 from hyperball.implicit.solution import ON_FAILURE, OnFailure, Solution, first_of, report
 from hyperball.implicit.solvers import LBFGS, GradientDescent, Newton, Solver
@@ -93,7 +93,7 @@ def argmin(
     chosen: Any = by_name("solver", solver, SOLVERS)
     derivative: Any = by_name("adjoint", adjoint, ADJOINTS)
     check_settings(objective, equality, inequality, chosen, derivative, on_failure)
-    look = not is_traced()
+    look = not is_traced() or leaves_graph(on_failure)
     checks.start(init, look)
     checks.tensors(tensors_of(inputs), init)
     derivative, dtype = derivative or Implicit(), result_dtype(inputs, init)

@@ -38,6 +38,17 @@ def is_traced() -> bool:
     return stack is not None and stack() is not None
 
 
+def leaves_graph(on_failure: str) -> bool:
+    """Whether torch.compile may break its graph here, so that a failure can be told; with fullgraph=True it refuses."""
+    if on_failure == "ignore" or not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting():
+        return False
+    torch._dynamo.graph_break(
+        msg="`on_failure` must be 'ignore' inside torch.compile(fullgraph=True): a failure cannot be told without "
+        "reading values; look at `converged` of the Solution (full=True) instead"
+    )
+    return True
+
+
 def check_fixed(
     solver: Solver | AugmentedLagrangian | None, adjoint: Any, constrained: bool, variables: int, on_failure: str
 ) -> Newton:
