@@ -7,6 +7,7 @@ on a CPU and as exact beside the largest outputs (1e-6).
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -36,42 +37,54 @@ def applies(x: Tensor, operator: Operator, groups: int) -> bool:
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, operator: Operator) -> Tensor:
     """f = y·s(n) + b for prepared filters."""
     x, window = with_even_padding(x, window)
-    n = norms(x, window)
+    n, longest = norms(x, window)
     y = plain_convolution(x, weight, window)
     column = (-1, *(1,) * (y.dim() - 2))
     magnitude = map_scalars(operator.magnitude(None), lambda p: shaped(p, column))
-    return finish(y, n, magnitude, None if bias is None else bias.reshape(column))
+    return finish(y, n, longest, magnitude, None if bias is None else bias.reshape(column))
 
 
 def shaped(parameter: object, column: tuple[int, ...]) -> object:
     return parameter.reshape(column) if isinstance(parameter, Tensor) and parameter.dim() else parameter
 
 
-def norms(x: Tensor, window: Window) -> Tensor:
-    """n = ‖patch‖ from float32 squares, or from float64 ones where the largest of them calls for it."""
+def norms(x: Tensor, window: Window) -> tuple[Tensor, float]:
+    """n = ‖patch‖ from float32 squares, or from float64 ones where the largest of them calls for it; and max n.
+
+    Where every pixel is seen by some patch, the longest pixel, which is known already, stands for the longest patch.
+    """
     squares = x.square().sum(1, keepdim=True)
-    if not SMALLEST < float(squares.amax()) < LARGEST:
-        return patch_norm(x, window)
-    return box_sum(squares, window).sqrt_()
+    most = float(squares.amax())
+    if not SMALLEST < most < LARGEST:
+        n = patch_norm(x, window)
+        return n, float(n.amax())
+    n = box_sum(squares, window).sqrt_()
+    return n, math.sqrt(most) if covers(window) else float(n.amax())
 
 
-def finish(y: Tensor, n: Tensor, magnitude: AnyValue, bias: Tensor | None) -> Tensor:
+def covers(window: Window) -> bool:
+    """Whether every pixel is in some patch, as without strides and holes."""
+    return set(window.stride) | set(window.dilation) == {1} and not window.transposed
+
+
+def finish(y: Tensor, n: Tensor, longest: float, magnitude: AnyValue, bias: Tensor | None) -> Tensor:
     """y·s(n) + b; y may be overwritten."""
     terms = magnitude.terms
     if len(terms) == 1 and terms[0].name == "tanh":
         rho, alpha = terms[0].parameters["rho"], terms[0].parameters["alpha"]
-        if float(n.amax()) > NEAR * float(torch.as_tensor(rho).max()):
-            return with_bias(tanh(y, n, rho, alpha), bias)
+        if longest > NEAR * float(torch.as_tensor(rho).max()):
+            return tanh(y, n, rho, alpha, bias)
     return with_bias(y.mul_(radial_table.gain(magnitude, n)), bias)
 
 
-def tanh(y: Tensor, n: Tensor, rho: Any, alpha: Any) -> Tensor:
-    """y·alpha·tanh(n/rho)/n = (2·alpha·y/n)·(sigmoid(2n/rho) − 1/2)."""
+def tanh(y: Tensor, n: Tensor, rho: Any, alpha: Any, bias: Tensor | None) -> Tensor:
+    """y·alpha·tanh(n/rho)/n + b = (2·alpha·y/n)·(sigmoid(2n/rho) − 1/2) + b."""
     n = off_zero(n)
     per_channel = isinstance(rho, Tensor) and rho.dim() > 0
     # In y's memory layout, which a product of [B, 1, H, W] and [C, 1, 1] would not have by itself.
     gate = torch.mul(n, 2.0 / rho, out=torch.empty_like(y)) if per_channel else n * (2.0 / rho)
-    return y.mul_((2.0 * alpha) / n).mul_(gate.sigmoid_().sub_(0.5))
+    y, gate = y.mul_((2.0 * alpha) / n), gate.sigmoid_().sub_(0.5)
+    return y.mul_(gate) if bias is None else torch.addcmul(bias, y, gate, out=y)
 
 
 def with_bias(y: Tensor, bias: Tensor | None) -> Tensor:
