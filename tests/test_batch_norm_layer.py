@@ -269,6 +269,60 @@ def test_two_processes_agree_with_one_over_the_joint_batch(penalty: str, tmp_pat
         torch.testing.assert_close(second["state"][name], wanted, rtol=1e-9, atol=1e-9)
 
 
+TRAINING = """
+import sys, torch, torch.distributed as dist
+import torch.nn.functional as F
+from torch import nn
+from hyperball.nn.batch_norm import RobustBatchNorm2d
+rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+torch.set_num_threads(1)
+if world > 1:
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meet-training", rank=rank, world_size=world)
+torch.manual_seed(0)
+layers = [nn.Conv2d(1, 8, 3, padding=1), RobustBatchNorm2d(8), nn.ReLU(), nn.Flatten(), nn.Linear(8 * 64, 10)]
+model = nn.Sequential(*layers).double()
+optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+losses = []
+for step in range(20):
+    x, labels = torch.randn(32, 1, 8, 8).double(), torch.randint(10, (32,))
+    part = slice(rank * 32 // world, (rank + 1) * 32 // world)
+    loss = F.cross_entropy(model(x[part]), labels[part])
+    optimizer.zero_grad()
+    loss.backward()
+    shared = [loss.detach(), *(p.grad for p in model.parameters())]
+    for tensor in shared if world > 1 else []:
+        dist.all_reduce(tensor.div_(world))
+    optimizer.step()
+    losses.append(shared[0].item())
+if rank == 0:
+    print(*losses)
+"""
+
+
+def training_losses(world: int, folder: Path) -> list[float]:
+    environment = {**os.environ, "PYTHONPATH": str(Path(hyperball.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", TRAINING]
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), str(world), str(folder)],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(world)
+    ]  # fmt: skip
+    texts = []
+    for process in ranks:
+        text, errors = process.communicate(timeout=120)
+        assert process.returncode == 0, errors
+        texts.append(text)
+    return [float(word) for word in texts[0].split()]
+
+
+def test_training_in_two_processes_has_the_losses_of_one(tmp_path: Path) -> None:
+    one, two = training_losses(1, tmp_path), training_losses(2, tmp_path)
+    assert len(one) == 20
+    torch.testing.assert_close(torch.tensor(two), torch.tensor(one), rtol=1e-10, atol=0.0)
+
+
 @pytest.mark.parametrize(
     "layer, shape, message",
     [

@@ -112,7 +112,7 @@ def test_two_processes_give_the_losses_of_one_and_can_go_on_in_one(script: Path,
         train(Recipe().override(changes), one, accelerator="cpu")
         assert Record.read(two).environment["devices"] == 2
         assert len(losses(two)) == STEPS
-        alike = 4 if name == "robust" else STEPS  # its later losses drift apart, by up to 1e-3
+        alike = 4 if name == "robust" else STEPS  # float32 rounding grows at a penalty's kink; float64 agrees to 1e-10
         assert losses(two)[:alike] == pytest.approx(losses(one)[:alike], abs=1e-5), name
         if name == "robust":
             continue
