@@ -106,6 +106,7 @@ FILES = [
     ("recipe.json", "{", "is not valid JSON"),
     ("recipe.yaml", "a: [", "is not valid YAML"),
     ("recipe.yaml", "seed: 1\nseed: 2", "the key 'seed' stands there twice"),
+    ("recipe.json", '{"seed": 1, "seed": 2}', "the key 'seed' stands there twice"),
     ("recipe.json", "[" * 100_000, "nested at most 50 deep"),
     ("recipe.yaml", "[" * 3_000, "nested at most 50 deep"),
     ("recipe.json", '{"model": {"options": {"a": ' + "[" * 60 + "]" * 60 + "}}}", "nested at most 50 deep"),

@@ -85,9 +85,18 @@ def read_tree(path: Path) -> Any:
     except (OSError, UnicodeDecodeError) as error:
         raise FileError(f"cannot be read ({error})") from None
     if path.suffix == ".json":
-        return _parsed(json.loads, text, ValueError, "JSON")
+        return _parsed(lambda source: json.loads(source, object_pairs_hook=_each_once), text, ValueError, "JSON")
     yaml = _yaml()
     return _parsed(lambda source: yaml.load(source, _loader(yaml)), text, yaml.YAMLError, "YAML") or {}
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """The mapping of a JSON object, whose keys must differ as YAML's do."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(name for name in names if names.count(name) > 1)!r} stands there twice")
+    return found
 
 
 def _parsed(read: Callable[[str], Any], text: str, failure: type[Exception], kind: str) -> Any:
