@@ -1,13 +1,15 @@
-"""What every test shares: tolerances by dtype, one thread, a fixed seed, and no GPU tests without a GPU."""
+"""What every test shares: tolerances, one thread, a fixed seed, untouched tables, no GPU tests without a GPU."""
 
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from hyperball import angular, radial
 
 # Relative and absolute error of a short chain of operations whose result is of order one.
 TOLERANCES = {
@@ -61,3 +63,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("gpu"):
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def tables_as_they_were() -> Iterator[None]:
+    """Rows that a test registers are gone when it ends, so that no test depends on which ran before it."""
+    tables = (radial.TABLE.rows, angular.TABLE.rows)
+    before = [dict(rows) for rows in tables]
+    yield
+    for rows, known in zip(tables, before, strict=True):
+        rows.clear()
+        rows.update(known)
