@@ -24,6 +24,7 @@ from torch import Tensor
 
 from hyperball import radial
 from hyperball.functional import pooling_checks as checks
+from hyperball.functional.dims import check_floating, reduced_dims
 from hyperball.functional.pooling_checks import Penalty
 from hyperball.kernels import pooling as kernel
 from hyperball.kernels import pooling_segments, pooling_vectors
@@ -71,7 +72,7 @@ def robust_pool(
     tensor(2.5000)
     """
     value = checks.single_penalty(penalty)
-    dims = checks.reduced_dims(x, dim)
+    dims = reduced_dims(x, dim)
     held = checks.summable(checks.sample_weights(x.shape, x, weights, mask), dims)
     kept = [1 if d - x.dim() in dims else x.shape[d] for d in range(x.dim())]
     rows = [x.shape[d] for d in range(x.dim()) if d - x.dim() not in dims]
@@ -147,7 +148,7 @@ def segment_robust_pool(
     tensor([2., 5.])
     """
     value = checks.single_penalty(penalty)
-    checks.floating(x)
+    check_floating(x)
     checks.segment_offsets(x, offsets)
     out = [offsets.shape[0] - 1, *x.shape[1:]]
     columns = x.shape[1:].numel()

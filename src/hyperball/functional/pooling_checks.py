@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hyperball import radial
+from hyperball.functional.dims import check_floating, reduced_dims
 from hyperball.kernels.pooling import compute_dtype
 from hyperball.kernels.pooling_geometry import Along, Geometry, Windows
 from hyperball.kernels.pooling_gradient import may_hold_somewhere
@@ -32,12 +33,6 @@ def single_penalty(penalty: Penalty) -> Value:
     return value
 
 
-def floating(x: Tensor) -> None:
-    if not isinstance(x, Tensor) or not x.is_floating_point():
-        got = x.dtype if isinstance(x, Tensor) else type(x).__name__
-        raise TypeError(f"`x` must be a tensor of a floating-point dtype, got {got}")
-
-
 def may_hold(condition: Tensor) -> bool:
     """False only where the condition can be read and fails somewhere; inside vmap or a graph it cannot."""
     if not can_look(condition):
@@ -46,25 +41,6 @@ def may_hold(condition: Tensor) -> bool:
         return bool(condition.all())
     except RuntimeError:
         return True
-
-
-def reduced_dims(x: Tensor, dim: int | Sequence[int]) -> tuple[int, ...]:
-    """The dimensions as negative numbers, ascending: a batch dimension in front does not renumber them."""
-    floating(x)
-    given = (dim,) if isinstance(dim, int) else dim
-    if isinstance(given, str) or not isinstance(given, Sequence) or not all(isinstance(d, int) for d in given):
-        raise TypeError(f"`dim` must be an int or a sequence of ints, got {dim!r}")
-    if not given:
-        raise ValueError("`dim` must name at least one dimension, got ()")
-    for d in given:
-        if not -x.dim() <= d < x.dim():
-            raise ValueError(f"`dim` must be in [{-x.dim()}, {x.dim()}) for shape {tuple(x.shape)}, got {d}")
-        if x.shape[d] == 0:
-            raise ValueError(f"`dim` must not name an empty dimension, got {d} for shape {tuple(x.shape)}")
-    dims = tuple(sorted(d if d < 0 else d - x.dim() for d in given))
-    if len(set(dims)) != len(dims):
-        raise ValueError(f"`dim` must not repeat a dimension, got {dim!r}")
-    return dims
 
 
 def sample_weights(shape: torch.Size, x: Tensor, weights: Tensor | None, mask: Tensor | None) -> Tensor | None:
@@ -180,7 +156,7 @@ def windows(
     x: Tensor, space: int, kernel_size: Sizes | None, stride: Sizes | None, padding: Sizes, ceil_mode: bool
 ) -> Geometry:
     """The windows of nn.AvgPool's arguments; all positions where there is no kernel size."""
-    floating(x)
+    check_floating(x)
     names = "L" if space == 1 else "H, W"
     if x.dim() not in (space + 1, space + 2):
         raise ValueError(f"`x` must be [N, C, {names}] or [C, {names}], got shape {tuple(x.shape)}")
@@ -212,7 +188,7 @@ def segment_offsets(x: Tensor, offsets: Tensor) -> None:
 
 
 def vector_arguments(x: Tensor, value: Value) -> None:
-    floating(x)
+    check_floating(x)
     if x.dim() < 2 or 0 in x.shape[-2:]:
         raise ValueError(f"`x` must be [..., n, d] with n and d > 0, got shape {tuple(x.shape)}")
     if value.name == "absolute":

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from hyperball.functional.dims import check_floating, reduced_dims
 from hyperball.kernels import projection as kernel
 from hyperball.kernels.projection_solver import can_look
 
@@ -51,7 +52,7 @@ def project(
             [0.3000, 0.4000]])
     """
     kind = f"{check_norm(p)}_{check_surface(surface)}"
-    dims = _reduced_dims(x, dim)
+    dims = reduced_dims(x, dim)
     return kernel.project(x, _radius_tensor(radius, x, dims), kind, dims)
 
 
@@ -63,7 +64,7 @@ def project_simplex(x: Tensor, radius: float | Tensor = 1.0, *, dim: int | Seque
     >>> project_simplex(torch.tensor([1.5, 1.0, -2.0]))
     tensor([0.7500, 0.2500, 0.0000])
     """
-    dims = _reduced_dims(x, dim)
+    dims = reduced_dims(x, dim)
     return kernel.project(x, _radius_tensor(radius, x, dims), "simplex", dims)
 
 
@@ -76,18 +77,11 @@ def project_box(x: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
     >>> project_box(torch.tensor([-3.0, 0.5, 2.0]), 0.0, 1.0)
     tensor([0.0000, 0.5000, 1.0000])
     """
-    _check_input(x)
+    check_floating(x)
     lower, upper = _bound("low", low, x), _bound("high", high, x)
     if can_look(lower) and lower.device.type == "cpu" and bool((lower > upper).any()):
         raise ValueError(f"`low` must be <= `high`, got low={low} and high={high}")
     return kernel.clip(x, lower, upper)
-
-
-def _check_input(x: Tensor) -> None:
-    if not isinstance(x, Tensor):
-        raise TypeError(f"`x` must be a tensor, got {type(x).__name__}")
-    if not x.is_floating_point():
-        raise TypeError(f"`x` must be of a floating point dtype, got {x.dtype}")
 
 
 def check_norm(p: float) -> str:
@@ -103,33 +97,6 @@ def check_surface(surface: str) -> str:
         return surface
     near = difflib.get_close_matches(str(surface), SURFACES, n=1, cutoff=0.0)
     raise ValueError(f'`surface` must be "ball" or "sphere", got {surface!r}; did you mean "{near[0]}"?')
-
-
-def check_dims(dim: int | Sequence[int]) -> tuple[int, ...]:
-    """The dims as a tuple."""
-    given = (dim,) if isinstance(dim, int) else dim
-    if not isinstance(given, Sequence) or not all(isinstance(d, int) and not isinstance(d, bool) for d in given):
-        raise TypeError(f"`dim` must be an int or a sequence of ints, got {dim!r}")
-    if not given:
-        raise ValueError("`dim` must name at least one dimension, got ()")
-    return tuple(given)
-
-
-def _reduced_dims(x: Tensor, dim: int | Sequence[int]) -> tuple[int, ...]:
-    """The dims as negative numbers, ascending: a batch dim in front does not renumber them."""
-    _check_input(x)
-    if x.dim() == 0:
-        raise ValueError("`x` must have at least one dimension, got a scalar")
-    given = check_dims(dim)
-    for d in given:
-        if not -x.dim() <= d < x.dim():
-            raise ValueError(f"`dim` must be in [{-x.dim()}, {x.dim()}) for shape {tuple(x.shape)}, got {d}")
-        if x.shape[d] == 0:
-            raise ValueError(f"`dim` must not name an empty dimension, got {d} for shape {tuple(x.shape)}")
-    dims = tuple(sorted(d if d < 0 else d - x.dim() for d in given))
-    if len(set(dims)) != len(dims):
-        raise ValueError(f"`dim` must not repeat a dimension, got {dim!r}")
-    return dims
 
 
 def _radius_tensor(radius: float | Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:

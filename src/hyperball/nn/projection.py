@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from hyperball.functional.projection import check_dims, check_norm, check_surface, project
+from hyperball.functional.dims import check_dims
+from hyperball.functional.projection import check_norm, check_surface, project
 
 DEFAULT_RADIUS = {1.0: 250.0, 2.0: 15.0, math.inf: 3.0}  # where Du's adaptive projections start
 
