@@ -160,6 +160,22 @@ def test_an_optimizer_continues_from_its_named_state(name: Any) -> None:
     assert torch.equal(first.weight, second.weight)
 
 
+@pytest.mark.parametrize("name", ["adam", "sgd"])
+def test_moments_come_back_with_the_strides_of_their_parameters(name: Any) -> None:
+    network = nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    optimizer = optimizing.build(network, OptimizerConfig(name=name, lr=0.1), torch.device("cpu"))
+    network(torch.randn(2, 3, 5, 5)).square().sum().backward()
+    optimizer.step()
+    tensors, values = optimizing.state_by_name(optimizer)
+    moments = {key: held.clone() for key, held in tensors.items() if held.dim() == 4}
+    assert moments
+    optimizing.load_state_by_name(optimizer, {key: held.contiguous() for key, held in tensors.items()}, values)
+    again, _ = optimizing.state_by_name(optimizer)
+    for key, held in moments.items():
+        assert again[key].stride() == network.weight.stride()
+        assert torch.equal(again[key], held)
+
+
 def test_an_average_follows_its_formula_and_leaves_the_model_alone() -> None:
     network = nn.Linear(2, 1, bias=False)
     average = Average(network, decay=0.99)

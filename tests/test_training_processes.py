@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from data_files import write_folder
 from training_cases import losses, same, weights
 
 from hyperball.training import Recipe, Record, read_metrics, resume, train
@@ -118,6 +119,20 @@ def test_two_processes_give_the_losses_of_one_and_can_go_on_in_one(script: Path,
             continue
         assert evaluation_losses(two) == pytest.approx(evaluation_losses(one), abs=1e-4), name
     check_resumed_in_one(tmp_path / "plain")
+
+
+def test_a_streamed_set_gives_two_processes_the_losses_of_one(
+    script: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HYPERBALL_DATA", str(write_folder(tmp_path / "images")))
+    streamed = {"data.name": "folder", "data.image_size": 8, "data.workers": 1, "data.flip": True, "batch_size": 4}
+    whole: dict[str, object] = {"data.train_size": None, "data.test_size": None, "data.crop": None, "data.pad": 4}
+    changes = {**CHANGES, **whole, **streamed, "model.magnitude": "tanh", "epochs": 3}
+    run_in_two(script, [(str(tmp_path / "two"), changes)])
+    train(Recipe().override(changes), tmp_path / "one", accelerator="cpu")
+    assert len(losses(tmp_path / "one")) >= 3
+    assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
+    assert evaluation_losses(tmp_path / "two") == pytest.approx(evaluation_losses(tmp_path / "one"), abs=1e-4)
 
 
 def evaluation_losses(folder: Path) -> list[float]:

@@ -98,7 +98,10 @@ def state_by_name(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[s
 
 @torch.no_grad()
 def load_state_by_name(optimizer: Optimizer, tensors: dict[str, torch.Tensor], values: dict[str, Any]) -> None:
-    """Put back what `state_by_name` gave; a step count goes where the optimizer wants it."""
+    """Put back what `state_by_name` gave; a step count goes where the optimizer wants it.
+
+    Moments take the strides of their parameter, as fused optimizers ask: a file holds every tensor contiguous.
+    """
     on_device = any(group.get("fused") or group.get("capturable") for group in optimizer.param_groups)
     parameters = {
         path: parameter
@@ -111,5 +114,6 @@ def load_state_by_name(optimizer: Optimizer, tensors: dict[str, torch.Tensor], v
         parameter = parameters[path]
         if isinstance(held, torch.Tensor):
             place = parameter.device if entry != "step" or on_device else torch.device("cpu")
-            held = held.to(place, copy=True)
+            like = torch.empty_like(parameter, dtype=held.dtype) if held.shape == parameter.shape else None
+            held = held.to(place, copy=True) if like is None or entry == "step" else like.copy_(held)
         optimizer.state[parameter][entry] = held
