@@ -3,6 +3,7 @@
 from hyperball.convert.bcos import load_bcos
 from hyperball.convert.calibration import Calibration, calibrate
 from hyperball.convert.export import check_onnx, export_onnx, export_program
+from hyperball.convert.fusing import fuse_blocks
 from hyperball.convert.heads import ProjectedLinear, make_projection
 from hyperball.convert.homotopy import Homotopy
 from hyperball.convert.model import convert_model
@@ -22,6 +23,7 @@ __all__ = [
     "convert_model",
     "export_onnx",
     "export_program",
+    "fuse_blocks",
     "load",
     "load_bcos",
     "load_state",

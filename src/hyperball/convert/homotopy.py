@@ -17,7 +17,7 @@ from hyperball.nn.decoupled import Decoupled
 from hyperball.rows import nearest
 
 OPERATOR = ("magnitude", "angular", "weighting")
-OPTIONS = (*OPERATOR, "pool", "projection", "skip", "convolutions", "keep_shortcuts", "batch")
+OPTIONS = (*OPERATOR, "pool", "projection", "skip", "convolutions", "keep_shortcuts", "fuse", "batch")
 
 
 class Blend:

@@ -13,6 +13,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from hyperball.convert import structure
 from hyperball.convert.copying import copy_model
+from hyperball.convert.fusing import fused_paths, swap_all
 from hyperball.convert.heads import ProjectedLinear, head_paths, is_plain_linear, parse_projection, projected_twin
 from hyperball.convert.layers import OperatorChoice, become, twin, why_not_convertible
 from hyperball.convert.pooling import HOOK_NAME, PoolByHook, PoolSearch, check_pool, is_robust, like, robust_twin
@@ -20,7 +21,7 @@ from hyperball.convert.report import Kept, Replaced, Report
 from hyperball.convert.running import difference, outputs
 from hyperball.convert.selection import Choice, aliases, check_skip, choose, skipped
 from hyperball.functional.decoupled import Angular, Magnitude
-from hyperball.nn.decoupled import Decoupled
+from hyperball.nn.decoupled import Decoupled, DecoupledConv2d
 
 
 @dataclass
@@ -53,6 +54,7 @@ def convert_model(
     skip: str | Iterable[str] = (),
     convolutions: Choice = "all",
     keep_shortcuts: bool = True,
+    fuse: bool = False,
     batch: Any = None,
     inplace: bool = False,
 ) -> tuple[nn.Module, Report]:
@@ -68,6 +70,7 @@ def convert_model(
             1×1 convolutions on residual shortcuts and the classifier stay plain; `hyperball.convert.structure` says
             how they are told. Patterns and functions alone decide.
         keep_shortcuts: False converts the 1×1 convolutions of shortcuts too.
+        fuse: Whether convolutions run with the BatchNorm and activation behind them on a GPU: see `fuse_blocks`.
         batch: Inputs (a tuple of arguments, a mapping of keyword arguments, or the one argument) to compare the outputs
             before and after on; with it, pooling that is a function call is found and replaced by hooks.
         inplace: Whether to convert the model itself. Modules keep their identity then, as parameters always do.
@@ -89,7 +92,7 @@ def convert_model(
     if projection is not None:
         parse_projection(projection)
     check_pool(pool)
-    for argument, given in (("keep_shortcuts", keep_shortcuts), ("inplace", inplace)):
+    for argument, given in (("keep_shortcuts", keep_shortcuts), ("fuse", fuse), ("inplace", inplace)):
         if not isinstance(given, bool):
             raise TypeError(f"`{argument}` must be True or False, got {given!r}")
     patterns = check_skip(model, skip)
@@ -105,7 +108,7 @@ def convert_model(
         plan.notes.append("radii are relative to mean patch norms, which `calibrate` or training sets from data")
     if not plan.swaps and not plan.hooks and not plan.done_before:
         raise ValueError(f"nothing to convert in {type(model).__name__}: {seen(model, plan)}")
-    return target, carry_out(plan, target, operator, batch)
+    return target, carry_out(plan, target, operator, batch, fuse)
 
 
 def copy_of(model: nn.Module) -> nn.Module:
@@ -217,27 +220,41 @@ def count_parameters(model: nn.Module) -> int:
     return sum(one.numel() for one in model.parameters() if not isinstance(one, UninitializedParameter))
 
 
-def carry_out(plan: Plan, model: nn.Module, operator: OperatorChoice | None, batch: Any) -> Report:
+def fused_note(model: nn.Module) -> str:
+    """How many convolutions run in fused blocks on a GPU, and why others do not."""
+    inside, reasons = fused_paths(model)
+    total = sum(type(part) is DecoupledConv2d for part in model.modules())
+    text = f"{len(inside)} of {total} decoupled convolutions run in fused blocks on a GPU"
+    return "; ".join([text, *(f"{count} not: {reason}" for reason, count in reasons.items())])
+
+
+def carry_out(plan: Plan, model: nn.Module, operator: OperatorChoice | None, batch: Any, fuse: bool) -> Report:
     """Swap every planned module; if that or the run on the batch fails, put everything back."""
     before = None if batch is None else outputs(model, batch)
     parameters = count_parameters(model)
     undo = [(old, type(old), dict(old.__dict__)) for old, _ in plan.swaps]
     hooked: list[Callable[[], None]] = []
+    kind_before, regrouped = type(model).__name__, list[tuple[nn.Module, type]]()
     try:
         for old, new in plan.swaps:
             become(old, new)
         for hook, source, target in plan.hooks:
             hooked.append(hook.install(model, source, target))
+        if fuse:
+            regrouped += swap_all(model)
+            plan.notes.append(fused_note(model))
         gap = None if before is None else difference(before, outputs(model, batch))
     except BaseException:
         for remove in hooked:
             remove()
+        for container, was in regrouped:
+            container.__class__ = was
         for old, kind, held in undo:
             old.__class__ = kind
             old.__dict__ = held
         raise
     after = count_parameters(model)
     return Report(
-        type(model).__name__, None if operator is None else str(operator), tuple(plan.replaced), tuple(plan.kept),
+        kind_before, None if operator is None else str(operator), tuple(plan.replaced), tuple(plan.kept),
         parameters, after - parameters, gap, tuple(plan.notes),
     )  # fmt: skip

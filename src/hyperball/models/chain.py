@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from hyperball.models.classified import Classified
 from hyperball.models.layers import Layers, normal_weights
+from hyperball.nn.fused_chain import Chained
 
 
 def block(layers: Layers, inputs: int, outputs: int, depth: int) -> nn.Sequential:
@@ -20,7 +21,7 @@ def block(layers: Layers, inputs: int, outputs: int, depth: int) -> nn.Sequentia
     return nn.Sequential(*parts)
 
 
-class Chain(Classified):
+class Chain(Chained, Classified):
     """Blocks of convolutions with pooling between them, a layer of features, and a plain classifier.
 
     Without a `feature_norm` the features are what the fully connected layer gives: the two-dimensional ones of the
@@ -54,11 +55,14 @@ class Chain(Classified):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The features that the classifier is given, [B, features]."""
-        y: Tensor = self.after(self.fc(self.stages(x).flatten(1)))
+        y: Tensor = self.after(self.fc(self.run_chained(x).flatten(1)))
         return y
 
+    def chained(self) -> list[nn.Module]:
+        return [self.stages]
 
-class Digits(Classified):
+
+class Digits(Chained, Classified):
     """Three convolutions, max pooling after two of them, global pooling and a classifier, for small images."""
 
     def __init__(self, layers: Layers, num_classes: int, in_channels: int, width: int) -> None:
@@ -71,8 +75,11 @@ class Digits(Classified):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The features that the classifier is given, [B, features]."""
-        y: Tensor = self.pool(self.stages(x)).flatten(1)
+        y: Tensor = self.pool(self.run_chained(x)).flatten(1)
         return y
+
+    def chained(self) -> list[nn.Module]:
+        return [self.stages]
 
 
 def check_image_size(image_size: int, least: int) -> None:
@@ -81,11 +88,17 @@ def check_image_size(image_size: int, least: int) -> None:
 
 
 def cnn9(
-    layers: Layers, num_classes: int, *, in_channels: int = 3, image_size: int = 32, features: int = 512
+    layers: Layers,
+    num_classes: int,
+    *,
+    in_channels: int = 3,
+    image_size: int = 32,
+    features: int = 512,
+    width: int = 64,
 ) -> nn.Module:
-    """CNN-9: [3×3, 64]×3, [3×3, 128]×3, [3×3, 256]×3, each with 2×2 pooling, then FC 512."""
+    """CNN-9: [3×3, 64]×3, [3×3, 128]×3, [3×3, 256]×3, each with 2×2 pooling, then FC 512; `width` is the first's."""
     geometry: dict[str, Any] = {"in_channels": in_channels, "image_size": image_size, "features": features}
-    return Chain(layers, num_classes, widths=(64, 128, 256), **geometry)
+    return Chain(layers, num_classes, widths=(width, 2 * width, 4 * width), **geometry)
 
 
 def cnn9_adv(

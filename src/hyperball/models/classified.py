@@ -21,6 +21,7 @@ class Classified(nn.Module):
         """Make the classifier, and remember how, so that it can be made for another number of classes."""
         self.num_features, self.num_classes = features, num_classes
         self.head_bias, self.head_projection = layers.classifier_bias, layers.projection
+        self.head_normalized = layers.classifier_normalized
         self.add_module(self.head_name, layers.classifier(features, num_classes))
 
     def get_classifier(self) -> nn.Module:
@@ -34,7 +35,11 @@ class Classified(nn.Module):
             raise ValueError(f"`global_pool` cannot be changed, got {global_pool!r}; create the model with `pool`")
         made: nn.Module = nn.Identity()
         if num_classes:
-            layers = Layers(classifier_bias=self.head_bias, projection=self.head_projection)
+            layers = Layers(
+                classifier_bias=self.head_bias,
+                projection=self.head_projection,
+                classifier_normalized=self.head_normalized,
+            )
             made = layers.classifier(self.num_features, num_classes)
             normal_weights(made)
         like = next(self.parameters())

@@ -16,7 +16,9 @@ from hyperball import radial as radial_table
 from hyperball.functional.decoupled import check_weighting
 
 AUXILIARY = ("googlenet", "inception_v3")
-CONVERT_OPTIONS = ("magnitude", "angular", "weighting", "pool", "projection", "skip", "convolutions", "keep_shortcuts")
+CONVERT_OPTIONS = (
+    "magnitude", "angular", "weighting", "pool", "projection", "skip", "convolutions", "keep_shortcuts", "fuse"
+)  # fmt: skip
 SHARED_OPTIONS = (*CONVERT_OPTIONS, "batch", "pretrained", "num_classes")
 EXAMPLE_SIZE = (3, 224, 224)
 LARGER = {"inception_v3": (3, 299, 299)}
@@ -26,6 +28,7 @@ def create(source: str, name: str, num_classes: int | None, options: Mapping[str
     """The model, with random weights unless `pretrained=True`, converted if any option of `convert_model` is given.
 
     Where a function pools, a `batch` of inputs shows where; without one, random ones of the model's own input size do.
+    Decoupled convolutions run in fused blocks on a GPU (`hyperball.convert.fuse_blocks`) unless fuse=False.
     """
     given = dict(options)
     conversion = {key: given.pop(key) for key in CONVERT_OPTIONS if key in given}
@@ -43,6 +46,7 @@ def create(source: str, name: str, num_classes: int | None, options: Mapping[str
 
     if batch is None and conversion.get("pool") is not None and not find_global_pools(model):
         batch = example(model, LARGER.get(name, EXAMPLE_SIZE))
+    conversion.setdefault("fuse", conversion.get("magnitude") is not None)
     return convert_model(model, inplace=True, batch=batch, **conversion)[0]
 
 

@@ -14,7 +14,7 @@ from hyperball import radial as radial_table
 from hyperball.convert.heads import ProjectedLinear, parse_projection
 from hyperball.functional.decoupled import check_weighting
 from hyperball.nn.batch_norm import RobustBatchNorm1d, RobustBatchNorm2d
-from hyperball.nn.decoupled import DecoupledConv1d, DecoupledConv2d, DecoupledLinear
+from hyperball.nn.decoupled import DecoupledConv1d, DecoupledConv2d, DecoupledLinear, NormalizedLinear
 from hyperball.nn.pooling import RobustPool1d, RobustPool2d
 from hyperball.rows import AnyValue, Row, Value, nearest
 
@@ -37,6 +37,7 @@ class Layers:
             classifier.
         bias: Whether convolutions have a bias.
         classifier_bias: Whether the classifier has one.
+        classifier_normalized: Whether the classifier's weights count by their direction alone (`NormalizedLinear`).
         norm_eps, norm_momentum: Those of the normalization layers; Decoupled Networks' authors use 1e-3 and 0.001.
     """
 
@@ -49,6 +50,7 @@ class Layers:
     projection: str | None = None
     bias: bool = False
     classifier_bias: bool = False
+    classifier_normalized: bool = False
     norm_eps: float = 1e-5
     norm_momentum: float | None = 0.1
 
@@ -58,7 +60,7 @@ class Layers:
         check_weighting(self.weighting, h)
         _one_of("norm", self.norm, NORMS)
         _one_of("activation", self.activation, ACTIVATIONS)
-        for name in ("bias", "classifier_bias"):
+        for name in ("bias", "classifier_bias", "classifier_normalized"):
             if not isinstance(getattr(self, name), bool):
                 raise TypeError(f"`{name}` must be True or False, got {getattr(self, name)!r}")
         if not _is_number(self.norm_eps) or not 0 < self.norm_eps < math.inf:
@@ -69,6 +71,8 @@ class Layers:
             raise TypeError(f"`pool` must be None, a penalty such as 'huber(c=1)' or its value, got {self.pool!r}")
         if self.projection is not None:
             parse_projection(self.projection)
+        if self.classifier_normalized and (self.projection is not None or self.classifier_bias):
+            raise ValueError("`classifier_normalized` goes with neither `projection` nor `classifier_bias`")
 
     @property
     def _operator(self) -> dict[str, Any]:
@@ -134,6 +138,8 @@ class Layers:
             raise type(error)(f"`pool` must be one of {', '.join(POINT_POOLS)} or a penalty: {error}") from None
 
     def classifier(self, features: int, num_classes: int) -> nn.Module:
+        if self.classifier_normalized:
+            return NormalizedLinear(features, num_classes)
         if self.projection is None:
             return nn.Linear(features, num_classes, self.classifier_bias)
         return ProjectedLinear(features, num_classes, self.classifier_bias, projection=self.projection)

@@ -8,12 +8,14 @@ from torch import Tensor, nn
 
 from hyperball.models.classified import Classified
 from hyperball.models.layers import Layers, normal_weights
+from hyperball.nn.fused import Parts
+from hyperball.nn.fused_chain import Chained, Residual
 from hyperball.rows import nearest
 
 STEMS = ("imagenet", "cifar")
 
 
-class Unit(nn.Module):
+class Unit(Residual, nn.Module):
     """act(norm(conv(act(norm(conv(x))))) + shortcut(x)); the last activation is optional.
 
     The shortcut is a plain 1×1 convolution with normalization where the number of channels or the size changes.
@@ -28,14 +30,20 @@ class Unit(nn.Module):
         self.downsample = layers.shortcut(inputs, outputs, stride) if changes else None
         self.relu2 = layers.act(outputs) if last else nn.Identity()
 
-    def forward(self, x: Tensor) -> Tensor:
+    def blocks(self) -> list[Parts]:
+        return [(self.conv1, self.bn1, self.relu), (self.conv2, self.bn2, self.relu2)]
+
+    def shortcut(self) -> nn.Module | None:
+        return self.downsample
+
+    def in_turn(self, x: Tensor) -> Tensor:
         shortcut = x if self.downsample is None else self.downsample(x)
         y = self.bn2(self.conv2(self.relu(self.bn1(self.conv1(x)))))
         out: Tensor = self.relu2(y + shortcut)
         return out
 
 
-class ResNet(Classified):
+class ResNet(Chained, Classified):
     """A stem, stages of residual units, global average pooling and a plain classifier."""
 
     head_name = "fc"
@@ -54,11 +62,12 @@ class ResNet(Classified):
 
     def forward_features(self, x: Tensor) -> Tensor:
         """The features that the classifier is given, [B, features]."""
-        x = self.maxpool(self.relu(self.bn1(self.conv1(x))))
-        for index in range(1, self.stages + 1):
-            x = getattr(self, f"layer{index}")(x)
-        pooled: Tensor = self.avgpool(x)
+        pooled: Tensor = self.avgpool(self.run_chained(x))
         return pooled.flatten(1)
+
+    def chained(self) -> list[nn.Module]:
+        stages = [self.get_submodule(f"layer{index}") for index in range(1, self.stages + 1)]
+        return [self.conv1, self.bn1, self.relu, self.maxpool, *stages]
 
 
 def units(layers: Layers, inputs: int, outputs: int, count: int, stride: int, last: bool = True) -> list[nn.Module]:

@@ -14,9 +14,17 @@ from hyperball.kernels.dispatch import Choice
 from hyperball.kernels.norms import norm
 from hyperball.kernels.window import Window
 from hyperball.nn.decoupled import DecoupledConv2d
+from hyperball.nn.learned import LearnedValue
 
 ACTIVATIONS = ("relu", "prelu", None)
+FUSED_ACTIVATIONS: tuple[Any, ...] = (type(None), nn.ReLU, nn.PReLU, nn.Identity)
+# Those of profilers and counters, which torch adds to and never replaces.
+GLOBAL_HOOKS: tuple[Any, ...] = tuple(
+    getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+)
 WithLengths = tuple[Tensor, Tensor]
+Parts = tuple[Any, Any, Any]  # convolution, BatchNorm, and activation or None
 
 
 def conv_norm_act(
@@ -28,55 +36,110 @@ def conv_norm_act(
     The modules are any: what cannot be fused runs one after the other. `activation` may be None. An input or residual
     may be a pair (activation, lengths of its channel vectors [batch, 1, height, width]), as `carry` returns one.
     """
+    made = run_block((conv, batch_norm, activation), input, residual, carry)
+    return (made, norm(made, (1,))) if carry and not isinstance(made, tuple) else made
+
+
+def run_block(
+    parts: Parts, input: Tensor | WithLengths, residual: Tensor | WithLengths | None = None, carry: bool = False
+) -> Tensor | WithLengths:
+    """`conv_norm_act`, whose lengths come with `carry` only where they cost nothing: where the block runs fused."""
     x, lengths = input if isinstance(input, tuple) else (input, None)
     if lengths is not None and lengths.shape != (x.shape[0], 1, *x.shape[2:]):
         raise ValueError(
             f"`input` must hold lengths of shape {(x.shape[0], 1, *x.shape[2:])} beside its activation, "
             f"got {tuple(lengths.shape)}"
         )
-    added = residual[0] if isinstance(residual, tuple) else residual
-    modules = (conv, batch_norm, activation)
-    if x.device.type in dispatch.DEVICES and choice_of(modules, x, added).kernel == "triton":
-        out = _fused(modules, x, lengths, added, carry)
-        return out if carry else out[0]
-    made = batch_norm(conv(x))
+    added = None if residual is None else activation_of(residual)
+    if may_fuse(x) and choice_of(parts, x, added).kernel == "triton":
+        out, r = _fused(parts, x, lengths, added, carry)
+        return (out, r) if carry else out
+    conv, batch_norm, activation = parts
+    made: Tensor = batch_norm(conv(x))
     made = made if added is None else made + added
-    made = made if activation is None else activation(made)
-    return (made, norm(made, (1,))) if carry else made
+    return made if activation is None else activation(made)
 
 
-def choice_of(modules: tuple[Any, Any, Any], x: Tensor, residual: Tensor | None = None) -> Choice:
+def activation_of(given: Tensor | WithLengths) -> Tensor:
+    """The activation alone of what a block gave."""
+    return given[0] if isinstance(given, tuple) else given
+
+
+def may_fuse(x: Any) -> bool:
+    """Whether blocks may run fused on x: a tensor on a GPU, no proxy, in no graph that is exported."""
+    return isinstance(x, Tensor) and x.device.type in dispatch.DEVICES and not dispatch.is_exporting()
+
+
+def is_altered(module: nn.Module) -> bool:
+    """Whether hooks, its own or those of all modules, or a replaced forward may see or change what goes in and out."""
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(own or "forward" in vars(module) or any(GLOBAL_HOOKS))
+
+
+def choice_of(parts: Parts, x: Tensor, residual: Tensor | None = None) -> Choice:
     """The kernel that runs convolution, BatchNorm and activation on such an input, and why."""
-    against = objection(modules, x, residual)
+    against = unfit(parts) or objection(parts, x, residual)
     if against:
         return Choice("eager", against)
-    conv = modules[0]
-    return kernel.chosen(kernel.as_convolved(x), conv.weight, conv.operator, conv.groups)
+    conv = parts[0]
+    return kernel.chosen(x, conv.weight, conv.operator, conv.groups)
 
 
-def objection(modules: tuple[Any, Any, Any], x: Tensor, residual: Tensor | None) -> str:
-    """What about the modules or the tensors asks for running the modules in turn, or nothing."""
-    conv, batch_norm, activation = modules
+def unfit(parts: Parts) -> str:
+    """What about the modules asks for running them in turn, or nothing."""
+    conv, batch_norm, activation = parts
     if type(conv) is not DecoupledConv2d or type(batch_norm) is not nn.BatchNorm2d:
         return "modules of other types"
-    if activation is not None and type(activation) not in (nn.ReLU, nn.PReLU, nn.Identity):
+    if type(activation) not in FUSED_ACTIVATIONS:
         return f"the activation {type(activation).__name__}"
-    hooked = [m for m in modules if m is not None and (m._forward_hooks or m._forward_pre_hooks or m._backward_hooks)]
-    dtype = kernel.as_convolved(x).dtype
-    rules = [
-        (bool(hooked), "a module inside has hooks"),
-        (conv.bias is not None, "the convolution has a bias"),
-        (x.dim() != 4, "an input without a batch"),
-        (not conv._needs_norm, "a linear magnitude with cosine needs no patch norm"),
-        (residual is not None and residual.dtype != dtype, "input and residual differ in dtype"),
-        (residual is not None and x.dim() == 4 and residual.shape != shape_of(conv, x), "a residual to expand"),
-    ]
-    reasons = [reason for holds, reason in rules if holds]
-    return reasons[0] if reasons else ""
+    if any(is_altered(module) for module in parts if module is not None):
+        return "a module inside has hooks"
+    if not conv._needs_norm:
+        return "a linear magnitude with cosine needs no patch norm"
+    if (batch_norm.weight is None) != (batch_norm.bias is None):
+        return "a BatchNorm with one of weight and bias"
+    if conv.bias is not None and batch_norm.bias is None:
+        return "a bias before a BatchNorm that has none"
+    if type(conv.magnitude) is not LearnedValue:
+        return f"a magnitude of class {type(conv.magnitude).__name__}"
+    return ""
+
+
+def unfit_for_gpu(parts: Parts) -> str:
+    """What about the modules asks for running them in turn on a GPU, whatever the input, or nothing."""
+    against = unfit(parts)
+    if against:
+        return against
+    conv: Any = parts[0]
+    facts = dispatch.Facts(dispatch.DEVICES[0], torch.float32, torch.float32, conv.out_channels, conv.groups)
+    choice = dispatch.choose(conv.magnitude.value, conv.angular.value, conv.weighting, facts)
+    return "" if choice.kernel == "triton" else choice.reason
+
+
+def objection(parts: Parts, x: Tensor, residual: Tensor | None) -> str:
+    """What about the tensors asks for running the modules in turn, or nothing."""
+    if x.dim() != 4:
+        return "an input without a batch"
+    if residual is None:
+        return ""
+    if residual.dtype != convolved_dtype(x):
+        return "input and residual differ in dtype"
+    return "" if residual.shape == shape_of(parts[0], x) else "a residual to expand"
+
+
+def convolved_dtype(x: Tensor) -> torch.dtype:
+    """The dtype in which autocast will convolve x."""
+    casts = kernel.autocasts(x) and x.dtype != torch.float64
+    return torch.get_autocast_dtype(x.device.type) if casts else x.dtype
 
 
 def shape_of(conv: Any, x: Tensor) -> torch.Size:
     """The shape of the convolution's output."""
+    if conv.padding_mode == "zeros" and not isinstance(conv.padding, str):
+        taps = zip(x.shape[2:], conv.kernel_size, conv.stride, conv.padding, conv.dilation, strict=True)
+        return torch.Size(
+            [x.shape[0], conv.out_channels, *((n + 2 * p - d * (k - 1) - 1) // s + 1 for n, k, s, p, d in taps)]
+        )
     return output_shape(*kernel.with_even_padding(*conv.padded(x)), conv.out_channels)
 
 
@@ -89,12 +152,17 @@ def output_shape(x: Tensor, window: Window, channels: int) -> torch.Size:
     return torch.Size([x.shape[0], channels, *spatial])
 
 
+def takes_lengths(parts: Parts) -> bool:
+    """Whether a block reads the lengths that come with its input."""
+    return not unfit(parts) and parts[0].groups == 1 and parts[0].padding_mode == "zeros"
+
+
 def _fused(
-    modules: tuple[Any, Any, Any], x: Tensor, lengths: Tensor | None, residual: Tensor | None, carry: bool
+    parts: Parts, x: Tensor, lengths: Tensor | None, residual: Tensor | None, carry: bool
 ) -> tuple[Tensor, Tensor]:
     from hyperball.kernels.triton import layer
 
-    conv, bn, activation = modules
+    conv, bn, activation = parts
     padded, window = kernel.with_even_padding(*conv.padded(kernel.as_convolved(x)))
     if padded is not x or conv.groups > 1:
         lengths = None
@@ -102,13 +170,33 @@ def _fused(
     if batch and output_shape(padded, window, 1).numel() == 1:
         raise ValueError(f"`input` must give more than 1 value per channel in training, got {tuple(x.shape)}")
     name = {nn.ReLU: "relu", nn.PReLU: "prelu"}.get(type(activation), "none")
-    after = layer.Block(
-        bn.weight, bn.bias, bn.running_mean, bn.running_var, bn.num_batches_tracked, bn.eps, bn.momentum, batch,
-        bn.training and bn.track_running_stats and bn.running_mean is not None, name,
-        activation.weight if name == "prelu" else None, residual, carry,
-    )  # fmt: skip
     with kernel.full_precision(x):
-        return layer.block(padded, lengths, conv.weight, window, conv.operator, after)
+        after = layer.Block(
+            bn.weight, shift_of(conv.bias, bn, batch), bn.running_mean, bn.running_var, bn.num_batches_tracked, bn.eps,
+            bn.momentum, batch, bn.training and bn.track_running_stats and bn.running_mean is not None, name,
+            activation.weight if name == "prelu" else None, residual, carry,
+        )  # fmt: skip
+        made = layer.block(padded, lengths, conv.weight, window, conv.operator, after)
+        if after.track and conv.bias is not None:
+            follow_bias(conv.bias, bn)
+    return made
+
+
+def shift_of(bias: Tensor | None, bn: Any, batch: bool) -> Tensor | None:
+    """β + γ·b/sqrt(σ² + ε), BatchNorm's shift with the convolution's bias b; the batch's own mean takes b away."""
+    if bias is None:
+        held: Tensor | None = bn.bias
+        return held
+    lift = 0.0 * bias if batch else bias * bn.weight * torch.rsqrt(bn.running_var + bn.eps)
+    shift: Tensor = bn.bias + lift
+    return shift
+
+
+@torch.no_grad()
+def follow_bias(bias: Tensor, bn: Any) -> None:
+    """running mean ← running mean + momentum·b: the mean of f + b, where that of f was tracked."""
+    share = 1.0 / bn.num_batches_tracked if bn.momentum is None else bn.momentum
+    bn.running_mean.add_((share * bias).to(bn.running_mean.dtype))
 
 
 class DecoupledConvBNAct(nn.Sequential):
