@@ -363,15 +363,18 @@ def test_wrong_penalties_are_refused_by_name(penalty: object, message: str) -> N
 @pytest.mark.parametrize("penalty", PENALTIES)
 @pytest.mark.parametrize("shape", [(16, 8), (8, 16, 12, 12), (64, 32, 16, 16)])
 def test_cuda_equals_cpu(penalty: str, shape: tuple[int, ...]) -> None:
-    x, upstream, results = torch.randn(shape), torch.randn(shape), []
-    for device in ("cpu", "cuda"):
-        leaf = x.to(device).requires_grad_()
-        c = torch.full((shape[1],), 1.7, device=device, requires_grad=True)
-        y = robust_batch_norm(leaf, None, None, training=True, penalty=with_radius(penalty, c))
-        gradients = torch.autograd.grad((y * upstream.to(device)).sum(), (leaf, c), allow_unused=True)
-        results.append([item.cpu() for item in (y, *gradients) if item is not None])
-    for cpu, cuda in zip(*results, strict=True):
-        torch.testing.assert_close(cuda, cpu, rtol=1e-3, atol=2e-3)
+    """Gradients in float64: they jump where a sample crosses huber's c, and in float32 some lie that near."""
+    x, upstream = torch.randn(shape), torch.randn(shape)
+    for dtype, bound in ((torch.float32, 2e-3), (torch.float64, 1e-9)):
+        results = []
+        for device in ("cpu", "cuda"):
+            leaf = x.to(device, dtype).requires_grad_()
+            c = torch.full((shape[1],), 1.7, device=device, dtype=dtype, requires_grad=True)
+            y = robust_batch_norm(leaf, None, None, training=True, penalty=with_radius(penalty, c))
+            gradients = torch.autograd.grad((y * upstream.to(y)).sum(), (leaf, c), allow_unused=True)
+            results.append([item.cpu() for item in (y, *gradients) if item is not None])
+        for cpu, cuda in list(zip(*results, strict=True))[: None if dtype == torch.float64 else 1]:
+            torch.testing.assert_close(cuda, cpu, rtol=bound, atol=bound)
 
 
 @pytest.mark.parametrize("learned", [True, False])

@@ -10,6 +10,7 @@ from pooling_reference import CONVEX, NONCONVEX, rows
 
 from hyperball import radial
 from hyperball.functional.pooling import robust_pool
+from hyperball.kernels import native as builds
 from hyperball.kernels import pooling as kernel
 from hyperball.kernels import pooling_native as native
 from hyperball.kernels import pooling_rows
@@ -134,7 +135,7 @@ def rebuilt(monkeypatch, tmp_path):
 
 
 def test_without_a_compiler_the_eager_solver_runs(monkeypatch, rebuilt):
-    monkeypatch.setattr(native, "find_compiler", lambda: None)
+    monkeypatch.setattr(builds, "find_compiler", lambda: None)
     assert native.library(torch.float32).pool is None
     assert "no C compiler" in kernel.explain_pooling(penalty("huber"))
     x = rows(3, 9).float()
@@ -148,7 +149,7 @@ def test_a_broken_compiler_is_a_reason_and_leaves_nothing_behind(monkeypatch, tm
         '#!/bin/sh\nif [ "$1" = --version ]; then echo broken 1.0; exit 0; fi\necho no such luck >&2\nexit 1\n'
     )
     broken.chmod(0o755)
-    monkeypatch.setattr(native, "find_compiler", lambda: str(broken))
+    monkeypatch.setattr(builds, "find_compiler", lambda: str(broken))
     found = native.library(torch.float32)
     assert found.pool is None
     assert "no such luck" in found.reason
@@ -166,7 +167,7 @@ def test_a_cache_that_cannot_be_trusted_or_written_is_a_reason(place, monkeypatc
     else:
         monkeypatch.delenv("HYPERBALL_CACHE")
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
-        monkeypatch.setattr(native.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home directory")))
+        monkeypatch.setattr(builds.Path, "home", lambda: (_ for _ in ()).throw(RuntimeError("no home directory")))
     found = native.library(torch.float32)
     assert found.pool is None
     assert found.reason.startswith("building pooling.c failed: ")
@@ -175,7 +176,7 @@ def test_a_cache_that_cannot_be_trusted_or_written_is_a_reason(place, monkeypatc
 
 @NEEDS_COMPILER
 def test_a_library_that_others_may_write_is_not_loaded_and_a_damaged_one_is_a_reason(monkeypatch, rebuilt):
-    name = native._fingerprint(native.find_compiler(), native.DTYPES[torch.float32])
+    name = builds.fingerprint(builds.find_compiler(), native.SOURCES[torch.float32])
     rebuilt.mkdir(mode=0o700)
     planted = rebuilt / f"pooling-{name}.so"
     planted.write_text("not a library")
@@ -188,18 +189,17 @@ def test_a_library_that_others_may_write_is_not_loaded_and_a_damaged_one_is_a_re
 
 @NEEDS_COMPILER
 def test_the_name_of_the_library_tells_processors_compilers_and_sources_apart(monkeypatch, tmp_path):
-    compiler, definitions = native.find_compiler(), native.DTYPES[torch.float32]
-    names = [native._fingerprint(compiler, definitions), native._fingerprint(compiler, native.DTYPES[D])]
-    monkeypatch.setattr(native, "_features", lambda: ["flags: sse2"])
-    names.append(native._fingerprint(compiler, definitions))
+    compiler, code = builds.find_compiler(), native.SOURCES[torch.float32]
+    names = [builds.fingerprint(compiler, code), builds.fingerprint(compiler, native.SOURCES[D])]
+    monkeypatch.setattr(builds, "features", lambda: ["flags: sse2"])
+    names.append(builds.fingerprint(compiler, code))
     other = tmp_path / "cc"
     other.write_text("#!/bin/sh\necho other 2.0\n")
     other.chmod(0o755)
-    names.append(native._fingerprint(str(other), definitions))
-    source = tmp_path / "pooling.c"
-    source.write_text("/* another */")
-    monkeypatch.setattr(native, "SOURCES", (source,))
-    names.append(native._fingerprint(compiler, definitions))
+    names.append(builds.fingerprint(str(other), code))
+    header = tmp_path / "lanes.h"
+    header.write_text("/* another */")
+    names.append(builds.fingerprint(compiler, code._replace(headers=(header, *code.headers[1:]))))
     assert len(set(names)) == 5
 
 
@@ -213,7 +213,7 @@ def test_a_plainer_processor_gets_the_same_answers(tuning, monkeypatch, rebuilt)
     x[5:15, ::5] = 1e30
     cases = [(text, dtype, n) for text in native.PENALTIES for dtype in (D, torch.float32) for n in (9, 50, 640, 700)]
     tuned = [robust_pool(x[:, :n].to(dtype), penalty=text) for text, dtype, n in cases]
-    monkeypatch.setattr(native, "TUNING", (tuning,))
+    monkeypatch.setattr(builds, "TUNING", (tuning,))
     native.library.cache_clear()
     plain = [robust_pool(x[:, :n].to(dtype), penalty=text) for text, dtype, n in cases]
     assert len(list(rebuilt.iterdir())) == 4

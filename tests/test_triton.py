@@ -3,13 +3,12 @@
 import os
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
-import numpy as np
+import case_files
 import pytest
 import torch
-from packaging.version import Version
 from torch import nn
 
 import hyperball as hb
@@ -23,13 +22,7 @@ FACTS = Facts("cuda", torch.bfloat16, torch.bfloat16, outputs=64)
 
 
 def choice(magnitude="tanh", angular="cosine", weighting="none", **facts):
-    return choose(hb.radial.parse(magnitude), hb.angular.parse(angular), weighting, replace(FACTS, **facts))
-
-
-def run(code, **environment):
-    search = os.pathsep.join(path for path in sys.path if path)
-    given = {**os.environ, "PYTHONPATH": search, **environment}
-    return subprocess.run([sys.executable, *code], capture_output=True, text=True, env=given, check=False)
+    return choose(hb.radial.parse(magnitude), hb.angular.parse(angular), weighting, FACTS._replace(**facts))
 
 
 def test_every_row_of_both_tables_has_a_triton_function():
@@ -89,7 +82,7 @@ def test_explain_gives_the_gpus_kernel_and_its_reason():
     tanh, cosine = hb.radial.parse("tanh"), hb.angular.parse("cosine")
     assert kernel_of(tanh, cosine, "none", FACTS).startswith("triton: cuda, bfloat16, channels last")
     assert kernel_of(tanh, cosine, "split", FACTS).startswith("eager (split weighting), hand-written backward")
-    assert kernel_of(tanh, cosine, "none", replace(FACTS, device="cpu")).startswith("eager, hand-written backward")
+    assert "hand-written backward" in kernel_of(tanh, cosine, "none", FACTS._replace(device="cpu"))
 
 
 def test_neither_the_library_nor_a_layer_on_the_cpu_imports_triton():
@@ -97,7 +90,14 @@ def test_neither_the_library_nor_a_layer_on_the_cpu_imports_triton():
         "import sys, torch, hyperball as hb; hb.nn.DecoupledConv2d(3, 4, 3)(torch.randn(1, 3, 5, 5)).sum().backward();"
         "assert not any(name.split('.')[0] == 'triton' for name in sys.modules)"
     )
-    done = run(["-c", code])
+    search = os.pathsep.join(path for path in sys.path if path)
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": search},
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
 
 
@@ -116,18 +116,12 @@ def test_an_unresolved_radius_is_the_layers_own():
 
 
 def test_the_kernels_pass_their_cases_in_the_interpreter():
-    triton = pytest.importorskip("triton")
-    if Version(np.__version__) >= Version("2.4") and Version(triton.__version__) < Version("3.8"):
-        pytest.skip("the interpreter of Triton before 3.8 does not run with NumPy 2.4")
-    done = run(["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CASES)], TRITON_INTERPRET="1")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-    assert " passed" in done.stdout
+    case_files.check_in_the_interpreter(CASES)
 
 
 @pytest.mark.gpu
 def test_the_kernels_pass_their_cases_on_the_gpu():
-    done = run(["-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", str(CASES)], TRITON_INTERPRET="0")
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    case_files.check_on_the_gpu(CASES)
 
 
 def on_gpu(module, dtype=torch.bfloat16):
@@ -180,6 +174,7 @@ def test_a_captured_step_replays_and_every_run_gives_the_same_bits():
         return torch.autograd.grad(block(x).float().square().sum(), [x, *block.parameters()])
 
     side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
         first = [grad.clone() for grad in step()]
     torch.cuda.synchronize()
@@ -223,6 +218,68 @@ def test_no_launch_waits_for_the_gpu():
         block(x).sum().backward()
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+class Compiled:
+    """Stands for what Triton returns from a launch: its launcher takes nine arguments before the kernel's own."""
+
+    def __init__(self, names, refuses=False):
+        self.src = SimpleNamespace(fn=SimpleNamespace(arg_names=names))
+        self.function, self.packed_metadata, self.refuses, self.ran = 7, (4, 1), refuses, []
+
+    def run(self, *arguments):
+        if self.refuses:
+            raise TypeError("function takes exactly 3 arguments")
+        self.ran.append(arguments)
+
+
+class Kernel:
+    """Stands for a Triton kernel: it counts the launches that go Triton's own way."""
+
+    def __init__(self, refuses=False):
+        self.compiled, self.launches = Compiled(["x", "out", "rows", "C"], refuses), 0
+
+    def __getitem__(self, grid):
+        def launch(*arguments, num_warps):
+            self.launches += 1
+            return self.compiled
+
+        return launch
+
+
+@pytest.fixture(name="prepared")
+def _a_launch_without_a_gpu(monkeypatch):
+    call = pytest.importorskip("hyperball.kernels.triton.call", exc_type=ImportError)
+    active = SimpleNamespace(get_current_stream=lambda index: 99)
+    monkeypatch.setattr(call.triton.runtime, "driver", SimpleNamespace(active=active))
+    return lambda kernel: call.Launch(kernel, (3, 2), (5, 64), 4, torch.device("cpu"))
+
+
+def test_a_launch_goes_tritons_way_once_and_then_straight_to_its_launcher(prepared):
+    kernel, x, out = Kernel(), torch.zeros(64), torch.zeros(64)
+    launch = prepared(kernel)
+    for _ in range(3):
+        launch(x, out)
+    assert kernel.launches == 1
+    direct = (3, 2, 1, 99, 7, (4, 1), None, None, None, x.data_ptr(), out.data_ptr(), 5, 64)
+    assert kernel.compiled.ran == [direct, direct]
+
+
+def test_other_dtypes_and_other_alignments_are_compiled_for_themselves(prepared):
+    kernel, x, out = Kernel(), torch.zeros(64), torch.zeros(64)
+    launch = prepared(kernel)
+    for first in (x, x[1:], x.half()):
+        launch(first, out)
+        launch(first, out)
+    assert kernel.launches == len(kernel.compiled.ran) == 3
+
+
+def test_a_launcher_that_takes_other_arguments_is_left_to_triton(prepared):
+    kernel, x = Kernel(refuses=True), torch.zeros(64)
+    launch = prepared(kernel)
+    for _ in range(3):
+        launch(x, x)
+    assert kernel.launches == 3
 
 
 def test_dense_inputs_keep_their_memory():

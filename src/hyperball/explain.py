@@ -16,13 +16,15 @@ from hyperball.functional import decoupled as functions
 from hyperball.functional import pooling as pools
 from hyperball.functional.decoupled import needs_norm
 from hyperball.functional.pooling_checks import single_penalty
-from hyperball.kernels import dispatch, epilogue
+from hyperball.kernels import decoupled_native, dispatch, epilogue
 from hyperball.kernels.pooling import explain_pooling, solver_of
 from hyperball.kernels.pooling_rows import is_convex
+from hyperball.kernels.projection import choose_kernel as projection_kernel
 from hyperball.nn.batch_norm import RobustBatchNorm
 from hyperball.nn.declarative import Declarative
 from hyperball.nn.decoupled import Decoupled, DecoupledConvTransposeNd
-from hyperball.nn.fused import DecoupledConvBNAct
+from hyperball.nn.fused import DecoupledConvBNAct, choice_of, unfit_for_gpu
+from hyperball.nn.fused_chain import candidates
 from hyperball.nn.learned import LearnedValue
 from hyperball.nn.pooling import RobustPool
 from hyperball.nn.projection import Projection
@@ -48,8 +50,9 @@ def explain(module_or_call: nn.Module | Callable[..., Tensor], *arguments: Any, 
     """What a module computes, or what a call of a function with these arguments would compute, and by which kernel.
 
     >>> import hyperball as hb
-    >>> print(hb.explain(hb.nn.DecoupledConv2d(3, 16, 3, magnitude="tanh", angular="square_cosine"))["kernel"])
-    eager, hand-written backward: keeps y and one norm per group and position beside the input
+    >>> layer = hb.nn.DecoupledConv2d(3, 16, 3, magnitude="tanh", angular="square_cosine")
+    >>> print(hb.explain(layer)["kernel"].split(": ")[-1])
+    keeps y and one norm per group and position beside the input
     """
     if isinstance(module_or_call, Decoupled):
         return _of_layer(module_or_call)
@@ -153,7 +156,7 @@ def _projection_lines(layer: Projection) -> tuple[str, str, str]:
     return (
         f"y = argmin_u ‖u − x‖²/2 subject to ‖u‖_{norm} {relation} r, r {'learned' if layer.learn else 'fixed'}",
         threshold if layer.p == 1 else "closed form",
-        "eager: torch's own operators and a hand-written backward, exact in x and r",
+        str(projection_kernel(layer.log_radius.device, layer.log_radius.dtype, 1)),
     )
 
 
@@ -212,9 +215,10 @@ def _radius_text(layer: Decoupled) -> str:
 def _of_model(model: nn.Module) -> Explanation:
     """One line a hyperball layer; layers without a kernel of their own say what they are."""
     lines = []
+    blocks = _blocks_of(model)
     for name, module in model.named_modules():
         if isinstance(module, Decoupled):
-            lines.append((name, _of_layer(module)["kernel"]))
+            lines.append((name, blocks.get(module) or _of_layer(module)["kernel"]))
         elif isinstance(module, RobustPool):
             lines.append((name, _of_pool(module)["kernel"]))
         elif (described := _of_declared(module)) is not None:
@@ -226,6 +230,25 @@ def _of_model(model: nn.Module) -> Explanation:
     if not lines:
         raise ValueError(f"`module_or_call` has no hyperball layer, got a {type(model).__name__}")
     return Explanation(type(model).__name__, tuple(lines))
+
+
+def _blocks_of(model: nn.Module) -> dict[nn.Module, str]:
+    """For every convolution that the model runs, or would run, as a block: with what, by which kernel, or why not."""
+    names = {module: name for name, module in model.named_modules()}
+    found: dict[nn.Module, str] = {}
+    for parts in candidates(model):
+        conv, batch_norm, activation = parts
+        others = [names[part] for part in (batch_norm, activation) if part is not None and names.get(part)]
+        along = " and ".join(others)
+        alone, against = _of_layer(conv)["kernel"], unfit_for_gpu(parts)
+        if conv.weight.device.type not in dispatch.DEVICES:
+            found[conv] = alone if against else f"{alone}; on a GPU in one fused block with {along}"
+        elif against:
+            found[conv] = f"{alone}; not in one block with {along}: {against}"
+        else:
+            choice = choice_of(parts, conv.weight.detach())
+            found[conv] = f"fused block with {along}: {choice}: scale, BatchNorm and activation in one pass"
+    return found
 
 
 def _operator_lines(
@@ -246,9 +269,12 @@ def kernel_of(magnitude: AnyValue, angular: Value, weighting: str, facts: dispat
     if not needs_norm(magnitude, angular, weighting):
         return "torch's own layer: a linear magnitude with cosine needs no patch norm"
     kept = "keeps y and one norm per group and position beside the input"
-    if facts is None or facts.device != "cuda":
+    if facts is None or facts.device not in ("cuda", "cpu"):
         return f"eager, hand-written backward: {kept}"
-    choice = dispatch.choose(magnitude, angular, weighting, facts)
-    if choice.kernel == "triton":
-        return f"{choice}: {kept}"
+    if facts.device == "cpu":
+        choice = decoupled_native.choose(magnitude, angular, facts.dtype)
+    else:
+        choice = dispatch.choose(magnitude, angular, weighting, facts)
+    if choice.kernel != "eager":
+        return f"{choice}, hand-written backward: {kept}"
     return f"eager ({choice.reason}), hand-written backward: {kept}"

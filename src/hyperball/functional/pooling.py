@@ -30,7 +30,7 @@ from hyperball.kernels import pooling as kernel
 from hyperball.kernels import pooling_segments, pooling_vectors
 from hyperball.kernels.pooling_geometry import Along, Geometry, Windows
 from hyperball.kernels.pooling_gradient import tangent
-from hyperball.kernels.pooling_solver import row_sum
+from hyperball.kernels.reading import row_sum
 from hyperball.rows import Value
 
 HUBER = "huber(c=1)"

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hyperball.functional.dims import check_floating, reduced_dims
 from hyperball.kernels import projection as kernel
-from hyperball.kernels.projection_solver import can_look
+from hyperball.kernels.reading import can_look
 
 NORMS = {1.0: "l1", 2.0: "l2", math.inf: "linf"}
 SURFACES = ("ball", "sphere")

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from hyperball import radial
-from hyperball.kernels.projection_solver import row_sum
+from hyperball.kernels.reading import row_sum
 
 LEAST = 1e-3  # the least curvature, as a share of the samples, that a derivative divides by
 SHORT = 32  # samples in a row of memory below which rows are made of the whole batch
@@ -197,8 +197,8 @@ def summands(x: Tensor, m: Tensor, s: Tensor, c: Tensor, e: Estimator) -> tuple[
 
 
 def row_total(rows: Tensor) -> Tensor:
-    """`row_sum` without the last dimension."""
-    return rows.sum(-1) if rows.device.type == "cpu" and rows.shape[-1] <= 4096 else row_sum(rows)[..., 0]
+    """`row_sum`, and torch's own where its order is fixed."""
+    return rows.sum(-1) if rows.device.type == "cpu" and rows.shape[-1] <= 4096 else row_sum(rows)
 
 
 def huber_sums(x: Tensor, m: Tensor, s: Tensor, c: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from hyperball.kernels.batch_norm import FARTHEST, Estimator, Totals, blocks, expectation, influence, means, work_dtype
-from hyperball.kernels.projection_solver import row_sum
+from hyperball.kernels.reading import row_sum
 
 SAMPLE = (256, 4096)  # least and most samples of a channel on which the first estimate is made, a 16th in between
 MEDIAN_LEVELS = 5  # of which 3^5 give its start, by medians of medians of three
@@ -81,9 +81,9 @@ def start(rows: Tensor, c: Tensor, e: Estimator, beta: Tensor | None = None) -> 
     m = rough_median(rows)
     distance = (rows - m.unsqueeze(-1)).abs_()
     s = 1.4826 * rough_median(distance)
-    s = torch.where(s > 0.0, s, 1.2533 * row_sum(distance / rows.shape[1])[:, 0])
+    s = torch.where(s > 0.0, s, 1.2533 * row_sum(distance / rows.shape[1]))
     largest = 2.0 * influence(torch.full_like(c, FARTHEST), c, e)[1]
-    share = 1.0 - row_sum(distance.sign_())[:, 0] / rows.shape[1]
+    share = 1.0 - row_sum(distance.sign_()) / rows.shape[1]
     beta = expectation(c, e)[0] if beta is None else beta
     vanishing = share > 1.0 - beta / largest + 0.05
     s = torch.where(vanishing, 0.0, torch.where(s.isfinite(), s, 1.0))
@@ -97,8 +97,8 @@ def mean_and_deviation(x: Tensor, e: Estimator) -> Located:
     unit = half.reciprocal()[:, None]
 
     def mean(power: int) -> Tensor:
-        sums = torch.cat([row_sum((b - m[:, None]).mul_(unit).pow_(power))[..., 0] for b in blocks(x)])
-        return means(row_sum(sums.t().contiguous()).t(), x, e)[0]
+        sums = torch.cat([row_sum((b - m[:, None]).mul_(unit).pow_(power)) for b in blocks(x)])
+        return means(row_sum(sums.t().contiguous(), keepdim=True).t(), x, e)[0]
 
     m = m + half * mean(1)
     deviation = mean(2).sqrt()

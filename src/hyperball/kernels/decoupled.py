@@ -13,6 +13,7 @@ from torch import Tensor
 
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
+from hyperball.kernels import decoupled_native as native
 from hyperball.kernels import dispatch, epilogue
 from hyperball.kernels.norms import cast, norm, patch_norm, unit_filters
 from hyperball.kernels.window import Window
@@ -25,6 +26,7 @@ CONVOLUTIONS: dict[tuple[int, bool], Any] = {
 
 
 COSINE = angular_table.parse("cosine")
+POINT = Window((), (), (), ())  # of rows without positions
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,20 +73,22 @@ def prepare(weight: Tensor, operator: Operator, magnitude: AnyValue) -> Filters:
 
 
 def run(
-    x: Tensor, bias: Tensor | None, operator: Operator, norms: Callable[[], Tensor],
-    filters_for: Callable[[AnyValue], Filters], plain: Callable[[Tensor], Tensor], groups: int = 1,
+    x: Tensor, bias: Tensor | None, operator: Operator, norms: Callable[[], tuple[Tensor, Tensor]],
+    filters_for: Callable[[AnyValue], Filters], plain: Callable[[Tensor, Tensor], Tensor], groups: int = 1,
 ) -> Tensor:  # fmt: skip
-    """The decoupled layer around a plain one: plain(filters) is torch's convolution or linear map of x.
+    """The decoupled layer around a plain one: plain(x, filters) is torch's convolution or linear map of x.
+
+    norms() gives the lengths, and x as the plain layer shall see it.
 
     Norms and the epilogue run outside autocast, in float32 at least; the plain layer runs as torch would run it.
     """
     with full_precision(x):
-        n = norms() if operator.needs_norm else None
+        n, x = norms() if operator.needs_norm else (None, x)
         magnitude = operator.magnitude(n)
         filters = filters_for(magnitude)
         lift = overflow_guard(n, filters) if x.dtype == torch.float16 else None
     weight = filters.weight
-    y = plain(weight if lift is None else (weight / lift).to(weight.dtype))
+    y = plain(x, weight if lift is None else (weight / lift).to(weight.dtype))
     with full_precision(x):
         return _finish(y, n, filters, lift, magnitude, operator, bias, groups)
 
@@ -95,10 +99,15 @@ def convolve_with(
     """The decoupled convolution of x [batch, channels, *spatial] with filters that are made for a magnitude."""
     x, window = with_even_padding(as_convolved(x), window)
 
-    def plain(filters: Tensor) -> Tensor:
-        return plain_convolution(x, filters, window)
+    def plain(seen: Tensor, filters: Tensor) -> Tensor:
+        return plain_convolution(seen, filters, window)
 
-    return run(x, bias, operator, lambda: patch_norm(x, window), filters_for, plain, window.groups)
+    return run(x, bias, operator, lambda: lengths(x, window), filters_for, plain, window.groups)
+
+
+def lengths(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """The norms of the patches of x, and x as the plain layer shall see it."""
+    return native.patch_norms(x, window) if native.serves(x) else (patch_norm(x, window), x)
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, operator: Operator) -> Tensor:
@@ -124,7 +133,7 @@ def linear_with(
 ) -> Tensor:
     """The decoupled linear map of x [..., features] with filters that are made for a magnitude."""
     rows = as_convolved(x).reshape(-1, x.shape[-1])
-    out = run(rows, bias, operator, lambda: norm(rows, (-1,)), filters_for, lambda filters: F.linear(rows, filters))
+    out = run(rows, bias, operator, lambda: lengths(rows, POINT), filters_for, F.linear)
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
@@ -148,7 +157,7 @@ def chosen(x: Tensor, weight: Tensor, operator: Operator, groups: int = 1, trans
 
 def runs_on_triton(x: Tensor, weight: Tensor, operator: Operator, groups: int = 1, transposed: bool = False) -> bool:
     on_gpu = operator.needs_norm and x.device.type in dispatch.DEVICES
-    return on_gpu and chosen(as_convolved(x), weight, operator, groups, transposed).kernel == "triton"
+    return on_gpu and chosen(x, weight, operator, groups, transposed).kernel == "triton"
 
 
 def swap_channels(weight: Tensor, groups: int) -> Tensor:
@@ -178,39 +187,44 @@ def _finish(
         bias = bias.reshape(-1, *(1,) * spatial)
     if n is None:
         return _add_bias(_constant_gain(y, magnitude, spatial), bias)
+    given = (y, n, filters.factor, filters.stretch)
+    out = native.finish(*given, magnitude, operator.angular, groups, eager_epilogue) if lift is None else None
+    if out is None:
+        out = eager_epilogue(*given, magnitude, operator.angular, groups, lift)
+    return _add_bias(out, bias)
+
+
+def eager_epilogue(
+    y: Tensor, n: Tensor, factor: Tensor | None, stretch: Tensor | None, magnitude: AnyValue, angular: Value,
+    groups: int, lift: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    """The epilogue in torch's operators on y [batch, channels, …] and n [batch, groups, …]."""
+    spatial = y.dim() - 2
     channels_last = spatial > 0 and y.stride(1) == 1 and y.shape[1] > 1
     channel_dims = 1 if groups == 1 else 2
 
     def seen(t: Tensor) -> Tensor:
         return t.movedim(tuple(range(1, channel_dims + 1)), tuple(range(-channel_dims, 0))) if channels_last else t
 
-    def per_channel(p: Tensor) -> Tensor:
+    def per_channel(p: Any) -> Any:
+        if not isinstance(p, Tensor):
+            return p
+        p = p.to(n.dtype)
         if p.dim() == 0:
             return p
         p = p if groups == 1 else p.unflatten(0, (groups, -1))
         return p if channels_last else p.reshape(*p.shape, *(1,) * spatial)
 
+    held = map_scalars(magnitude, per_channel), map_scalars(angular, per_channel)
+    assert isinstance(held[1], Value)
     grouped = y if groups == 1 else y.unflatten(1, (groups, -1))
     norms = n if groups == 1 else n.unsqueeze(2)
-    out = epilogue.apply(_terms(seen(grouped), seen(norms), filters, lift, magnitude, operator, per_channel))
+    out = epilogue.apply(
+        epilogue.Terms(seen(grouped), seen(norms), per_channel(factor), per_channel(stretch), lift, held[0], held[1])
+    )
     if channels_last:
         out = out.movedim(tuple(range(-channel_dims, 0)), tuple(range(1, channel_dims + 1)))
-    return _add_bias(out if groups == 1 else out.flatten(1, 2), bias)
-
-
-def _terms(
-    y: Tensor, n: Tensor, filters: Filters, lift: Tensor | None, magnitude: AnyValue, operator: Operator,
-    per_channel: Callable[[Tensor], Tensor],
-) -> epilogue.Terms:  # fmt: skip
-    def shaped(p: Tensor | None) -> Tensor | None:
-        return None if p is None else per_channel(p.to(n.dtype))
-
-    def of_value(value: AnyValue) -> AnyValue:
-        return map_scalars(value, lambda item: shaped(item) if isinstance(item, Tensor) else item)
-
-    angular = of_value(operator.angular)
-    assert isinstance(angular, Value)
-    return epilogue.Terms(y, n, shaped(filters.factor), shaped(filters.stretch), lift, of_value(magnitude), angular)
+    return out if groups == 1 else out.flatten(1, 2)
 
 
 def _cast(value: AnyValue, like: Tensor) -> AnyValue:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,8 +24,7 @@ BUILT_IN = {
 }
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """A kernel, "triton" or "eager", and the reason."""
 
     kernel: str
@@ -35,8 +34,7 @@ class Choice:
         return f"{self.kernel}: {self.reason}"
 
 
-@dataclass(frozen=True)
-class Facts:
+class Facts(NamedTuple):
     """What the choice depends on beside the operator."""
 
     device: str
@@ -64,23 +62,36 @@ def choose(magnitude: AnyValue, angular: Value, weighting: str, facts: Facts) ->
 
 def objection(facts: Facts) -> str:
     """What about the tensors or the surroundings asks for the eager kernel, or nothing."""
+    if facts.device not in DEVICES:
+        return facts.device
+    return _surroundings(facts) or _tensors(facts)
+
+
+def _surroundings(facts: Facts) -> str:
+    if facts.rocm:
+        return "ROCm"
+    if not facts.triton:
+        return "triton is not installed"
+    if facts.exporting:
+        return "exported graphs hold torch's own operators"
+    if facts.forward_mode:
+        return "needs forward-mode AD"
+    return "inside torch.func transforms" if facts.transformed else ""
+
+
+def _tensors(facts: Facts) -> str:
     per_group = facts.outputs // max(facts.groups, 1)
-    rules = [
-        (facts.device not in DEVICES, facts.device),
-        (facts.rocm, "ROCm"),
-        (not facts.triton, "triton is not installed"),
-        (facts.exporting, "exported graphs hold torch's own operators"),
-        (facts.forward_mode, "needs forward-mode AD"),
-        (facts.transformed, "inside torch.func transforms"),
-        (facts.dtype not in DTYPES, str(facts.dtype).removeprefix("torch.")),
-        (facts.weight_dtype != facts.dtype and not facts.autocast, "input and weight differ in dtype"),
-        (facts.transposed, "transposed convolution"),
-        (facts.empty, "an empty input"),
-        (facts.groups > 1 and per_group < NARROWEST, f"groups of fewer than {NARROWEST} channels"),
-        (per_group > WIDEST, f"groups of more than {WIDEST} channels"),
-    ]
-    reasons = [reason for holds, reason in rules if holds]
-    return reasons[0] if reasons else ""
+    if facts.dtype not in DTYPES:
+        return str(facts.dtype).removeprefix("torch.")
+    if facts.weight_dtype != facts.dtype and not facts.autocast:
+        return "input and weight differ in dtype"
+    if facts.transposed:
+        return "transposed convolution"
+    if facts.empty:
+        return "an empty input"
+    if facts.groups > 1 and per_group < NARROWEST:
+        return f"groups of fewer than {NARROWEST} channels"
+    return f"groups of more than {WIDEST} channels" if per_group > WIDEST else ""
 
 
 def refusal(magnitude: AnyValue, angular: Value, weighting: str) -> str:
@@ -99,13 +110,16 @@ def refusal(magnitude: AnyValue, angular: Value, weighting: str) -> str:
 
 
 def facts_of(x: Tensor, weight: Tensor, outputs: int, groups: int = 1, transposed: bool = False) -> Facts:
-    """The facts about an input and a weight."""
+    """The facts about an input and a weight; under autocast the input's dtype is the one it will have."""
     device = x.device.type
     if device not in DEVICES:
         return Facts(device, x.dtype, weight.dtype, outputs, groups, transposed)
+    autocast, dtype = torch.is_autocast_enabled(device), x.dtype
+    if autocast and dtype != torch.float64:
+        dtype = torch.get_autocast_dtype(device)
     return Facts(
-        device, x.dtype, weight.dtype, outputs, groups, transposed, x.numel() == 0, torch.is_autocast_enabled(device),
-        is_exporting(), is_transformed(), has_tangents(), HAS_TRITON, HAS_ROCM,
+        device, dtype, weight.dtype, outputs, groups, transposed, x.numel() == 0, autocast, is_exporting(),
+        is_transformed(), has_tangents(), HAS_TRITON, HAS_ROCM,
     )  # fmt: skip
 
 
@@ -116,11 +130,21 @@ def is_exporting() -> bool:
 
 
 def is_transformed() -> bool:
-    """Whether torch.func (vmap, grad, jvp) is at work."""
+    """Whether torch.func (vmap, grad, jvp) is at work; a compiled graph's operators have a rule for vmap."""
     if torch.compiler.is_compiling():
-        return False
+        return bool({"Grad", "Jvp"} & {*transforms()})
     active = getattr(torch._C, "_are_functorch_transforms_active", None)
     return bool(active and active())
+
+
+def transforms() -> tuple[str, ...]:
+    """The transforms of torch.func at work, the outermost first; torch.compile asks once a graph, and guards them."""
+    stack = getattr(torch._C._functorch, "get_interpreter_stack", lambda: None)()
+    return tuple(str(level.key()).rpartition(".")[2] for level in stack or ())
+
+
+# What torch.compiler.assume_constant_result sets, without its import of the compiler.
+transforms._dynamo_marked_constant = True  # type: ignore[attr-defined]
 
 
 def has_tangents() -> bool:

@@ -229,6 +229,9 @@ static void pool_rows(Worker *k, int64_t first, int64_t count, int alone) {
         for (int64_t i = 0; i < longest && first + 1 < job->rows; i += LANES) /* arrives while this one is solved */
             __builtin_prefetch(from + k->apart + i);
     } else if (k->apart && count == LANES) {
+        const REAL *next = job->x + (first + LANES) * k->apart;
+        for (int64_t i = 0; i < LANES * k->apart && first + 2 * LANES <= job->rows; i += LANES)
+            __builtin_prefetch(next + i);
         read_block(job->x + first * k->apart, k->apart, k->tile, longest);
     } else {
         for (int l = 0; l < (alone ? 1 : LANES); ++l)

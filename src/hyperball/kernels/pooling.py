@@ -11,49 +11,28 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from hyperball.kernels import pooling_native as native
+from hyperball.kernels.pooling_choice import choose as choose
+from hyperball.kernels.pooling_choice import compute_dtype as compute_dtype
+from hyperball.kernels.pooling_choice import is_triton
 from hyperball.kernels.pooling_geometry import Along, Geometry
 from hyperball.kernels.pooling_gradient import Tangent, parameter_partials, tangent, weight_partial
 from hyperball.kernels.pooling_rows import is_convex, pool_rows
-from hyperball.kernels.pooling_solver import can_look, row_sum
+from hyperball.kernels.reading import can_look, is_concrete, row_sum
 from hyperball.radial import TABLE
 from hyperball.rows import Value, flatten, rebuild
 
-NATIVE_SHAPES = (1.0, 4.0)  # barron in C: convex, and far from the shapes at which its logarithm loses digits
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """float64 for float64, float32 for everything else."""
-    return torch.float64 if dtype == torch.float64 else torch.float32
-
-
-def choose(value: Value, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
-    """("native" | "eager", why) for rows of this device and dtype; the number of rows plays no part."""
-    if torch.compiler.is_exporting():
-        return "eager", "an exported graph holds torch's own operators, with fixed trip counts"
-    if value.name == "quadratic":
-        return "eager", "the mean has a closed form"
-    if value.row.composed or value.name not in native.PENALTIES:
-        return "eager", f"{value.name} is user-defined, and pooling.c has no row for it"
-    if device.type != "cpu":
-        return "eager", f"the tensor is on {device.type}, and pooling.c runs on the CPU"
-    if value.name == "barron" and not _native_shape(value.parameters["shape"]):
-        return "eager", "barron is solved in C only for shapes from 1 to 4, where it is convex"
-    library = native.library(compute_dtype(dtype))
-    return ("eager" if library.pool is None else "native"), library.reason
-
-
-def _native_shape(shape: Any) -> bool:
-    low, high = NATIVE_SHAPES
-    if isinstance(shape, Tensor):
-        return can_look(shape) and bool(((shape >= low) & (shape <= high)).all())
-    return low <= shape <= high
-
 
 def solve_rows(view: Tensor, weights: Tensor | None, value: Value, tap_dims: int) -> tuple[Tensor, Tensor]:
-    """(y, steps) of a view [*rows, *taps] in float32 or float64; tensor parameters are [*rows]."""
-    if choose(value, view.device, view.dtype)[0] == "native" and can_look(view):
+    """(y, steps) of a view [*rows, *taps]; tensor parameters are [*rows]."""
+    kernel = choose(value, view.device, view.dtype)[0]
+    if kernel == "native" and can_look(view):
         name, c, shape = native_penalty(value)
         return native.pool(view, weights, name, c, shape, tap_dims=tap_dims)
+    if kernel == "triton" and is_concrete(view) and view.shape[view.dim() - tap_dims :].numel():
+        from hyperball.kernels.triton import pooling_launch
+
+        return pooling_launch.pool(view, weights, *native_penalty(value), tap_dims)
+    view = view.to(compute_dtype(view.dtype))
     row_shape = view.shape[: view.dim() - tap_dims]
     rows = as_rows(view, tap_dims)
     weights = None if weights is None else as_rows(weights.expand_as(view), tap_dims)
@@ -102,7 +81,8 @@ def robust_pool_op(
     view: Tensor, weights: Tensor | None, c: Tensor, shape: Tensor, penalty: str, tap_dims: int
 ) -> tuple[Tensor, Tensor]:
     """`solve_rows` as one opaque node of a compiled graph; c and shape are [*rows]. It has no forward-mode rule."""
-    return solve_rows(view, weights, named_value(penalty, c, shape), tap_dims)
+    y, steps = solve_rows(view, weights, named_value(penalty, c, shape), tap_dims)
+    return y.contiguous(), steps.contiguous()
 
 
 @robust_pool_op.register_fake
@@ -110,7 +90,8 @@ def _(
     view: Tensor, weights: Tensor | None, c: Tensor, shape: Tensor, penalty: str, tap_dims: int
 ) -> tuple[Tensor, Tensor]:
     rows = view.shape[: view.dim() - tap_dims]
-    return view.new_empty(rows), view.new_empty(rows, dtype=torch.int32)
+    dtype = compute_dtype(view.dtype)
+    return view.new_empty(rows, dtype=dtype), view.new_empty(rows, dtype=torch.int32)
 
 
 def named_value(penalty: str, c: Tensor, shape: Tensor) -> Value:
@@ -171,9 +152,9 @@ def solve_view(
 ) -> tuple[Tensor, Tensor]:
     """(y, steps): the forward of both functions below."""
     dtype = compute_dtype(x.dtype)
-    view = geometry.view(x.to(dtype))
-    row_weights = _view_weights(x, weights, geometry, dtype)
     held = put_together(value, tensors)
+    view = geometry.view(x if _launches(held, x) else x.to(dtype))
+    row_weights = _view_weights(x, weights, geometry, dtype)
     if not _as_one_node(held, view):
         return solve_rows(view, row_weights, held, geometry.tap_dims)
     rows = view.flatten(-geometry.tap_dims)[..., 0]
@@ -189,9 +170,11 @@ def on_rows(parameter: Any, rows: Tensor) -> Tensor:
 
 
 def saved_pull_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
-    """The backward of both functions below: by pooling.c where it knows how and no second derivative is asked for."""
+    """The backward of both functions below: by a kernel where it knows how and no second derivative is asked for."""
     x, weights, y, *tensors = ctx.saved_tensors
     value = put_together(ctx.value, tensors)
+    if _launches(value, x) and _is_plain_pull(grad, x, weights, y, *tensors):
+        return _launched(grad, y, x, weights, value, ctx)
     if _can_pull(ctx, value, grad, x, weights, y, *tensors):
         return _native_pull_back(grad, y, x, weights, value, ctx.geometry)
     grads = pull_back(grad, y, x, weights, value, ctx.geometry)
@@ -205,6 +188,67 @@ def _can_pull(ctx: Any, value: Value, grad: Tensor, x: Tensor, weights: Tensor |
     if isinstance(shape, Tensor) or any(is_tracked(tensor) for tensor in (grad, x, weights, *others)):
         return False
     return choose(value, x.device, x.dtype)[0] == "native"
+
+
+def _launches(value: Value, x: Tensor) -> bool:
+    """Whether Triton solves such rows: of a tensor that is there, or as a node of a compiled graph."""
+    there = torch.compiler.is_compiling() or is_concrete(x)
+    return there and is_triton(value, x.device, x.dtype) and x.numel() > 0
+
+
+def _is_plain_pull(*tensors: Tensor | None) -> bool:
+    """Whether nothing but a compiler traces a backward, and nothing differentiates it."""
+    if torch.compiler.is_compiling():
+        return True
+    return not torch.is_grad_enabled() and not any(is_tracked(tensor) for tensor in tensors)
+
+
+def _launched(grad: Tensor, y: Tensor, x: Tensor, weights: Tensor | None, value: Value, ctx: Any) -> tuple[Any, ...]:
+    """The gradients of x, the weights and the tensor parameters, by one launch."""
+    geometry, of_weights = ctx.geometry, bool(ctx.needs_input_grad[1])
+    view, row_weights = geometry.view(x), _view_weights(x, weights, geometry, y.dtype)
+    if torch.compiler.is_compiling():
+        c, shape = (on_rows(value.parameters.get(key, 1.0), y) for key in ("rho", "shape"))
+        held = None if row_weights is None else row_weights.expand_as(view)
+        found = robust_pull_op(grad, y, view, held, c, shape, value.name, geometry.tap_dims, of_weights)
+    else:
+        from hyperball.kernels.triton import pooling_launch
+
+        found = pooling_launch.pull(grad, y, view, row_weights, *native_penalty(value), geometry.tap_dims, of_weights)
+    taps, taps_of_weights, of_c, of_shape = found
+    grad_weights = None
+    if weights is not None and of_weights and taps_of_weights is not None:
+        grad_weights = geometry.scatter(taps_of_weights, weights.shape).to(weights.dtype)
+    slots = {"rho": of_c, "shape": of_shape}
+    parameters = [
+        torch.zeros_like(y) if key == "alpha" else slots[key]
+        for key, held in value.parameters.items() if isinstance(held, Tensor)
+    ]  # fmt: skip
+    return geometry.scatter(taps, x.shape), grad_weights, None, None, *parameters
+
+
+@torch.library.custom_op("hyperball::robust_pool_backward", mutates_args=())
+def robust_pull_op(
+    grad: Tensor, y: Tensor, view: Tensor, weights: Tensor | None, c: Tensor, shape: Tensor, penalty: str,
+    tap_dims: int, of_weights: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    """The gradients of the taps, of their weights (empty if not asked for) and of every row's c and shape."""
+    from hyperball.kernels.triton import pooling_launch
+
+    found = pooling_launch.pull(grad, y, view, weights, penalty, c, shape, tap_dims, of_weights)
+    assert found.c is not None
+    assert found.shape is not None
+    dw = y.new_empty(0) if found.weights is None else found.weights
+    return found.taps, dw, found.c.contiguous(), found.shape.contiguous()
+
+
+@robust_pull_op.register_fake
+def _(
+    grad: Tensor, y: Tensor, view: Tensor, weights: Tensor | None, c: Tensor, shape: Tensor, penalty: str,
+    tap_dims: int, of_weights: bool,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
+    dw = torch.empty_like(view, dtype=y.dtype) if of_weights else y.new_empty(0)
+    return torch.empty_like(view), dw, y.new_empty(y.shape), y.new_empty(y.shape)
 
 
 def _native_pull_back(
@@ -301,9 +345,11 @@ RobustPool.forward.__signature__ = inspect.signature(RobustPool.forward)  # type
 
 
 def _as_one_node(value: Value, view: Tensor) -> bool:
-    """Whether a compiled graph calls the solver as one operator: on the CPU, for the rows that pooling.c has."""
+    """Whether a compiled graph calls the solver as one operator: for the rows that Triton or pooling.c has."""
     if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
         return False
+    if is_triton(value, view.device, view.dtype):
+        return True
     return view.device.type == "cpu" and value.name in native.PENALTIES and not value.row.composed
 
 

@@ -80,6 +80,10 @@ class Windows:
     def scatter(self, taps: Tensor, shape: torch.Size) -> Tensor:
         """The adjoint of `view`: every sample collects from the windows that hold it."""
         space = tuple(shape[-self.tap_dims :])
+        if self.tiles(space):
+            rows = len(shape) - self.tap_dims
+            pairs = [d for i in range(self.tap_dims) for d in (rows + i, rows + self.tap_dims + i)]
+            return taps.permute(*range(rows), *pairs).reshape(shape)
         margins = self.margins(space)
         padded = [size + margins[-2 * i - 2] + margins[-2 * i - 1] for i, size in enumerate(space)]
         lead, counts = list(shape[: -self.tap_dims]), self.counts(space)
@@ -88,6 +92,11 @@ class Windows:
             at = len(lead) + i
             taps = torch.ops.aten.unfold_backward(taps, sizes, at, self.kernel_size[i], self.stride[i])
         return F.pad(taps, [-amount for amount in margins]) if any(margins) else taps
+
+    def tiles(self, space: tuple[int, ...]) -> bool:
+        """Whether every sample is in exactly one window."""
+        whole = all(size % kernel == 0 for size, kernel in zip(space, self.kernel_size, strict=True))
+        return whole and self.stride == self.kernel_size and not any(self.padding)
 
     def present(self, x: Tensor) -> Tensor | None:
         """1 where a tap is a sample, 0 where it is padding, broadcasting against the view; None if all are."""

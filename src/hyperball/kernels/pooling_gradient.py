@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hyperball.kernels.pooling_solver import can_look, gain_and_curvature, row_sum
+from hyperball.kernels.pooling_solver import gain_and_curvature
+from hyperball.kernels.reading import can_look, row_sum
 from hyperball.rows import Value
 
 DAMPING = 1e-3

@@ -1,39 +1,26 @@
 """The compiled CPU path of robust pooling: `pooling.c`, built at first use by the system's C compiler.
 
-The library lies in a folder of the user's cache, under a name made of the source, the compiler, the C library and the
-processor, so that a home shared between machines is safe. It is written beside its place and renamed, so that no
-process ever loads half a file, and loaded only if nobody else could have written it. Without a compiler, or without
-such a folder, there is no library, `reason` says so, and the eager solver runs.
+Without a compiler, or without a folder to build in, there is no library, `reason` says so, and the eager solver runs.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shutil
-import stat
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("pooling.c", "pooling_lanes.h", "pooling_newton.h", "pooling_global.h")
-)
+from hyperball.kernels import native
+
 PENALTIES = ("huber", "pseudo_huber", "barron", "welsch", "truncated_quadratic", "absolute")  # as numbered in C
-DTYPES = {torch.float32: (), torch.float64: ("-DDOUBLE",)}
-FLAGS = ("-O2", "-std=gnu11", "-fPIC", "-shared", "-ffp-contract=fast", "-fno-math-errno", "-fno-trapping-math", "-w")
-TUNING = (("-march=native",), ("-mcpu=native",), ())
-OPEN_TO_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-BUILD_SECONDS = 120
+HEADERS = ("lanes.h", "pooling_lanes.h", "pooling_newton.h", "pooling_global.h")
+SOURCES = {
+    torch.float32: native.source("pooling.c", *HEADERS),
+    torch.float64: native.source("pooling.c", *HEADERS, flags=("-O3", "-DDOUBLE")),
+}
 
 POINTER = ctypes.POINTER(ctypes.c_int64)
 
@@ -59,94 +46,15 @@ class Library(NamedTuple):
     reason: str
 
 
-def cache_folder() -> Path:
-    """The user's cache folder of this library: HYPERBALL_CACHE, or hyperball under XDG_CACHE_HOME or ~/.cache."""
-    given = os.environ.get("HYPERBALL_CACHE")
-    if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hyperball"
-
-
-def find_compiler() -> str | None:
-    """The C compiler: $CC, or the first of cc, gcc and clang on the path."""
-    return next(
-        (found for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and (found := shutil.which(name))), None
-    )
-
-
 @functools.cache
 def library(dtype: torch.dtype) -> Library:
     """The compiled solver for float32 or float64, built if it is not in the cache yet."""
-    if sys.platform == "win32":
-        return Library(None, "no C path on Windows")
-    compiler = find_compiler()
-    if compiler is None:
-        return Library(None, "no C compiler found (cc, gcc, clang or $CC)")
-    try:
-        function = ctypes.CDLL(str(_built(compiler, DTYPES[dtype]))).pool
-    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
-        return Library(None, f"building pooling.c failed: {_first_line(error)}")
+    loaded, reason = native.load(SOURCES[dtype])
+    if loaded is None:
+        return Library(None, reason)
+    function = loaded.pool
     function.argtypes, function.restype = [ctypes.POINTER(Job)], ctypes.c_int
-    return Library(function, f"pooling.c compiled by {Path(compiler).name}")
-
-
-def _first_line(error: Exception) -> str:
-    told = getattr(error, "stderr", None) or str(error)
-    lines = (told.decode(errors="replace") if isinstance(told, bytes) else told).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
-
-
-def _refuse_foreign(path: Path) -> None:
-    """What anyone but this user and root could have written is not loaded."""
-    found = path.stat()
-    if found.st_uid not in (0, os.geteuid()) or found.st_mode & OPEN_TO_OTHERS:
-        raise PermissionError(f"{path} may be written by others; set HYPERBALL_CACHE to a folder that may not")
-
-
-def _built(compiler: str, definitions: Sequence[str]) -> Path:
-    """The path of the library, built if it is not there."""
-    folder = cache_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    _refuse_foreign(folder)
-    path = folder / f"pooling-{_fingerprint(compiler, definitions)}.so"
-    if not path.exists():
-        _build(compiler, definitions, path)
-    _refuse_foreign(path)
-    return path
-
-
-def _build(compiler: str, definitions: Sequence[str], path: Path) -> None:
-    """Compile to the given path, with the first tuning that the compiler accepts."""
-    handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".so")
-    os.close(handle)
-    try:
-        for tuning in TUNING if _features() else ((),):
-            command = [compiler, *FLAGS, *tuning, *definitions, str(SOURCES[0]), "-o", draft, "-lm"]
-            done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=not tuning)
-            if done.returncode == 0:
-                break
-        os.chmod(draft, 0o700)  # a linker goes by the umask, which may let the group write
-        os.replace(draft, path)
-    finally:
-        Path(draft).unlink(missing_ok=True)
-
-
-def _fingerprint(compiler: str, definitions: Sequence[str]) -> str:
-    """A name for what is built: source, flags, compiler, C library and processor."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=BUILD_SECONDS, check=True)
-    sources = tuple(source.read_text() for source in SOURCES)
-    built_for = (platform.machine(), platform.libc_ver(), _features())
-    parts = (sources, FLAGS, TUNING, tuple(definitions), compiler, version.stdout, built_for)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
-
-
-def _features() -> list[str]:
-    """The processor's features as Linux lists them; where it cannot be asked, nothing is tuned to it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return []
-    return sorted({line for line in lines if line.startswith(("flags", "Features", "features", "model name"))})
+    return Library(function, reason)
 
 
 def _collapse(sizes: Sequence[int], *strides: Sequence[int]) -> list[tuple[int, ...]]:
@@ -158,15 +66,6 @@ def _collapse(sizes: Sequence[int], *strides: Sequence[int]) -> list[tuple[int, 
         elif size != 1:
             merged.append((size, *steps))
     return merged
-
-
-@functools.cache
-def thread_pool() -> int | None:
-    """The address of GOMP_parallel in the OpenMP library that torch has loaded, whose threads are already there."""
-    try:
-        return ctypes.cast(ctypes.CDLL(None).GOMP_parallel, ctypes.c_void_p).value
-    except (AttributeError, OSError, TypeError):
-        return None
 
 
 def _numbers(values: Sequence[int]) -> ctypes.Array[ctypes.c_int64]:
@@ -237,7 +136,7 @@ def _run(
         y=y.data_ptr(),
         penalty=PENALTIES.index(penalty),
         threads=torch.get_num_threads(),
-        parallel=thread_pool(),
+        parallel=native.thread_pool(),
         **{name: tensor.data_ptr() for name, tensor in outputs.items()},
     )
     if function(ctypes.byref(job)):

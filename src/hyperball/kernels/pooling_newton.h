@@ -64,10 +64,12 @@ static vec solve(int penalty, const Tile *t, vec *answer, vec low, vec high, ive
 static void middle_of_flat(const Tile *t, vec *y, int lane) {
     double below = 0, above = 0;
     REAL at = (*y)[lane], low = -INFINITY, high = INFINITY;
+    REAL near = t->c[lane] > 4096 * EPS * (REAL)fabs(at) ? (REAL)0.99 * t->c[lane] : 0; /* a sample there: no flat */
     int64_t step = t->alone ? 1 : LANES, first = t->alone ? 0 : lane;
     for (int64_t i = 0; i < t->widths[lane]; ++i) {
         REAL x = t->x[first + i * step], w = t->w ? t->w[first + i * step] : 1;
         if (w <= 0) continue;
+        if (fabs(x - at) < near) return;
         if (x < at) below += w, low = x > low ? x : low;
         if (x > at) above += w, high = x < high ? x : high;
         if (x == at) return;

@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hyperball.kernels.pooling_gradient import may_hold_somewhere
-from hyperball.kernels.pooling_solver import can_look, gain_and_curvature, row_sum, solve
+from hyperball.kernels.pooling_solver import gain_and_curvature, solve
+from hyperball.kernels.reading import can_look, row_sum
 from hyperball.rows import Value
 
 CONVEX_STEPS = 10  # fixed trip counts, chosen by tests/test_pooling_solver.py on rows with 0, 25 and 45 % outliers

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from hyperball.kernels import pooling_native as native
 from hyperball.kernels.pooling import (
-    choose,
-    compute_dtype,
+    is_tracked,
     named_value,
     native_penalty,
     on_rows,
@@ -24,9 +23,10 @@ from hyperball.kernels.pooling import (
     refuse_tangents,
     taken_apart,
 )
+from hyperball.kernels.pooling_choice import choose, compute_dtype, is_triton
 from hyperball.kernels.pooling_gradient import Tangent, parameter_partials, tangent, weight_partial
 from hyperball.kernels.pooling_rows import pool_rows
-from hyperball.kernels.pooling_solver import row_sum
+from hyperball.kernels.reading import is_concrete, row_sum
 from hyperball.rows import Value
 
 SHORTEST = 8
@@ -72,11 +72,18 @@ def buckets(offsets: Tensor) -> Iterator[Bucket]:
 
 
 def solve_segments(x: Tensor, weights: Tensor | None, offsets: Tensor, value: Value) -> tuple[Tensor, Tensor]:
-    """(y, steps), [S, D], of x [N, D] in float32 or float64, weights None or like x; an empty segment is NaN."""
+    """(y, steps), [S, D], of x [N, D], weights None or like x; an empty segment is NaN."""
     segments, columns = offsets.numel() - 1, x.shape[1]
     if x.is_meta:
-        return x.new_empty((segments, columns)), x.new_empty((segments, columns), dtype=torch.int32)
-    if choose(value, x.device, x.dtype)[0] == "native":
+        dtype = compute_dtype(x.dtype)
+        return x.new_empty((segments, columns), dtype=dtype), x.new_empty((segments, columns), dtype=torch.int32)
+    kernel = choose(value, x.device, x.dtype)[0]
+    if kernel == "triton" and is_concrete(x):
+        from hyperball.kernels.triton import pooling_launch
+
+        return pooling_launch.pool_segments(x, weights, offsets, *native_penalty(value))
+    x = x.to(compute_dtype(x.dtype))
+    if kernel == "native":
         name, c, shape = native_penalty(value)
         x, lengths = x.contiguous(), offsets.diff().unsqueeze(1).expand(segments, columns).contiguous()
         bases = (offsets[:-1].unsqueeze(1) * columns + torch.arange(columns)).contiguous()
@@ -121,6 +128,22 @@ def pull_back(
     return grad_x.to(x.dtype), None if weights is None else grad_weights.to(weights.dtype), parameters  # type: ignore[union-attr]
 
 
+def launched(
+    grad: Tensor, y: Tensor, x: Tensor, weights: Tensor | None, offsets: Tensor, value: Value, of_weights: bool
+) -> tuple[Tensor, Tensor | None, list[Tensor]] | None:
+    """`pull_back` by one launch; None where Triton does not run such rows."""
+    if not is_concrete(x) or not is_triton(value, x.device, x.dtype):
+        return None
+    from hyperball.kernels.triton import pooling_launch
+
+    found = pooling_launch.pull_segments(grad, y, x, weights, offsets, *native_penalty(value), of_weights)
+    slots = {"alpha": torch.zeros_like(y), "rho": found.c, "shape": found.shape}
+    parameters: list[Any] = [slots[key] for key, held in value.parameters.items() if isinstance(held, Tensor)]
+    if found.weights is None or weights is None:
+        return found.taps, None, parameters
+    return found.taps, found.weights.to(weights.dtype), parameters
+
+
 def residuals(y: Tensor, x: Tensor, weights: Tensor | None, offsets: Tensor, value: Value) -> tuple[Tensor, Tensor]:
     """(|Σ psi|, whether the gradient is damped), [S, D]."""
     gradient, damped = torch.full_like(y, torch.nan), torch.zeros_like(y, dtype=torch.bool)
@@ -135,7 +158,7 @@ class SegmentPool(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weights: Tensor | None, offsets: Tensor, value: Value, *tensors: Tensor) -> Any:
-        return solve_segments(x.to(compute_dtype(x.dtype)), weights, offsets, put_together(value, tensors))
+        return solve_segments(x, weights, offsets, put_together(value, tensors))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -148,6 +171,10 @@ class SegmentPool(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor, _: Any) -> tuple[Any, ...]:
         x, weights, offsets, y, *tensors = ctx.saved_tensors
         value = put_together(ctx.value, tensors)
+        if not torch.is_grad_enabled() and not any(is_tracked(t) for t in (grad, x, weights, y, *tensors)):
+            grads = launched(grad, y, x, weights, offsets, value, bool(ctx.needs_input_grad[1]))
+            if grads is not None:
+                return grads[0], grads[1], None, None, *grads[2]
         grad_x, grad_weights, parameters = pull_back(grad, y, x, weights, offsets, value)
         return grad_x, grad_weights, None, None, *parameters
 
@@ -201,7 +228,7 @@ def _(
     x: Tensor, weights: Tensor | None, offsets: Tensor, c: Tensor, shape: Tensor, penalty: str
 ) -> tuple[Tensor, Tensor]:
     size = (offsets.shape[0] - 1, x.shape[1])
-    return x.new_empty(size), x.new_empty(size, dtype=torch.int32)
+    return x.new_empty(size, dtype=compute_dtype(x.dtype)), x.new_empty(size, dtype=torch.int32)
 
 
 @torch.library.custom_op("hyperball::segment_robust_pool_backward", mutates_args=())
@@ -218,7 +245,8 @@ def segment_backward_op(
     """The gradients of x, of the weights (empty without any), c and shape, all contiguous."""
     held = None if weights is None else weights.contiguous()
     value = named_value(penalty, c, shape)
-    grad_x, grad_w, parameters = pull_back(grad, y.contiguous(), x.contiguous(), held, offsets, value)
+    given = (grad, y.contiguous(), x.contiguous(), held, offsets, value)
+    grad_x, grad_w, parameters = launched(*given, weights is not None) or pull_back(*given)
     grad_w = x.new_empty(0) if grad_w is None else grad_w
     return grad_x, grad_w, parameters[0], parameters[1] if len(parameters) > 1 else y.new_zeros(y.shape)
 

@@ -14,9 +14,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from hyperball.kernels.reading import can_look, row_sum
 from hyperball.rows import Value
 
-CHUNK = {"cpu": 4096}  # the widest sum whose order torch does not adapt to the batch; elsewhere 32
 NEWTON_SHARE = 1e-4  # below this share of Σ gain, the curvature is no guide and the IRLS step is taken
 MAX_STEPS = 200
 
@@ -41,18 +41,6 @@ class Solution(NamedTuple):
     gradient: Tensor
 
 
-def row_sum(rows: Tensor) -> Tensor:
-    """Σ_i x_i over the last dimension, in fixed chunks so that a row's bits do not depend on its batch."""
-    width = CHUNK.get(rows.device.type, 32)
-    if torch.compiler.is_exporting():  # a graph for any length cannot have a number of chunks
-        return rows.sum(-1)
-    while rows.shape[-1] > width:
-        whole = rows.shape[-1] // width * width
-        chunks = rows[..., :whole].unflatten(-1, (-1, width)).sum(-1)
-        rows = chunks if whole == rows.shape[-1] else torch.cat((chunks, rows[..., whole:].sum(-1, keepdim=True)), -1)
-    return rows.sum(-1)
-
-
 MATRIX = Reduction(
     total=lambda values: tuple(row_sum(value) for value in values),
     spread=lambda row: row.unsqueeze(-1),
@@ -66,15 +54,6 @@ def gain_and_curvature(value: Value, n: Tensor) -> tuple[Tensor, Tensor]:
         pair: tuple[Tensor, Tensor] = row.gain_and_curvature(n, **parameters)
         return pair
     return row.gain(n, **parameters), torch.func.grad(lambda t: (t * row.gain(t, **parameters)).sum())(n)
-
-
-def can_look(tensor: Tensor) -> bool:
-    """Whether a value may steer Python: concrete data, nothing being traced or captured."""
-    if torch.compiler.is_compiling() or type(tensor) not in (Tensor, torch.nn.Parameter):
-        return False
-    if tensor.device.type == "cuda":
-        return not torch.cuda.is_current_stream_capturing()
-    return tensor.device.type != "meta"
 
 
 def row_totals(

@@ -25,7 +25,8 @@ from hyperball.kernels.pooling import (
     taken_apart,
 )
 from hyperball.kernels.pooling_rows import CANDIDATES, is_convex, phi
-from hyperball.kernels.pooling_solver import can_look, gain_and_curvature, row_sum
+from hyperball.kernels.pooling_solver import gain_and_curvature
+from hyperball.kernels.reading import can_look, row_sum
 from hyperball.rows import Value
 
 FIXED_STEPS = 20  # chosen by tests/test_pooling_segments.py on sets with 0, 25 and 45 % outliers

@@ -20,9 +20,13 @@ import torch
 from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
-from hyperball.kernels.projection_solver import can_look, is_concrete, mass, row_sum, solver_for
+from hyperball.kernels import dispatch
+from hyperball.kernels.projection_solver import mass, solver_for
+from hyperball.kernels.reading import can_look, is_concrete, row_sum
 
 BLOCK = 262_144  # elements a thread: what stays in its cache
+LONGEST = 8192  # elements of a row that a Triton program keeps in registers
+OPAQUE = ("l1_ball", "l1_sphere", "simplex")  # in a compiled graph on a GPU; a compiler fuses the others itself
 
 Forward = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
@@ -98,8 +102,8 @@ def simplex(rows: Tensor, radius: Tensor) -> tuple[Tensor, Tensor]:
 def simplex_tangent(rows: Tensor, radius: Tensor, cut: Tensor) -> Tangent:
     """J v = v - <1, v>_S / |S| on the support S, 0 elsewhere; dy/dr = 1/|S| on S."""
     chosen = positive(excess(rows, radius) + cut[..., :1] - cut[..., 1:])
-    count = row_sum(chosen)
-    return Tangent(lambda v: chosen * (v - row_sum(chosen * v) / count), chosen / count)
+    count = row_sum(chosen, keepdim=True)
+    return Tangent(lambda v: chosen * (v - row_sum(chosen * v, keepdim=True) / count), chosen / count)
 
 
 def l1(rows: Tensor, radius: Tensor, *, ball: bool) -> tuple[Tensor, Tensor]:
@@ -108,7 +112,7 @@ def l1(rows: Tensor, radius: Tensor, *, ball: bool) -> tuple[Tensor, Tensor]:
     size = sign * rows
     magnitude, cut = simplex(size, radius)
     y = sign * magnitude
-    return (choose(row_sum(size) <= radius, rows, y) if ball else y), cut
+    return (choose(row_sum(size, keepdim=True) <= radius, rows, y) if ball else y), cut
 
 
 def l1_tangent(rows: Tensor, radius: Tensor, cut: Tensor, *, ball: bool) -> Tangent:
@@ -116,7 +120,7 @@ def l1_tangent(rows: Tensor, radius: Tensor, cut: Tensor, *, ball: bool) -> Tang
     sign = signs(rows)
     face = simplex_tangent(sign * rows, radius, cut)
     outer = Tangent(lambda v: sign * face.apply(sign * v), sign * face.growth)
-    return _keep_inside(outer, row_sum(rows.abs()) <= radius) if ball else outer
+    return _keep_inside(outer, row_sum(rows.abs(), keepdim=True) <= radius) if ball else outer
 
 
 def _keep_inside(outer: Tangent, inside: Tensor) -> Tangent:
@@ -136,7 +140,7 @@ def direction(rows: Tensor) -> tuple[Tensor, Tensor]:
     largest = rows.detach().abs().amax(-1, keepdim=True)
     zero = largest == 0
     scaled = rows / torch.where(zero, torch.inf, largest) + zero.to(rows.dtype)
-    length = row_sum(scaled.square()).sqrt()
+    length = row_sum(scaled.square(), keepdim=True).sqrt()
     return scaled / length, largest * length
 
 
@@ -152,7 +156,7 @@ def l2_tangent(rows: Tensor, radius: Tensor, cut: Tensor, *, ball: bool) -> Tang
     unit, norm = direction(rows)
     zero = (norm == 0).to(norm.dtype)
     gain = (1 - zero) * (radius / (norm + zero)).clamp(max=1.0 if ball else torch.finfo(norm.dtype).max)
-    outer = Tangent(lambda v: gain * (v - unit * row_sum(unit * v)), unit)
+    outer = Tangent(lambda v: gain * (v - unit * row_sum(unit * v, keepdim=True)), unit)
     return _keep_inside(outer, norm <= radius) if ball else outer
 
 
@@ -255,6 +259,46 @@ def _refuse_bad_radius(radius: Tensor) -> bool:
     return True
 
 
+def kernel_for(x: Tensor, dims: tuple[int, ...]) -> dispatch.Choice:
+    """Which kernel projects x along dims, and why."""
+    return choose_kernel(x.device, x.dtype, math.prod([x.shape[d] for d in dims]))
+
+
+def choose_kernel(device: torch.device, dtype: torch.dtype, length: int) -> dispatch.Choice:
+    """Which kernel projects vectors of this length, device and dtype, and why."""
+    if device.type not in dispatch.DEVICES:  # before a length is looked at, which a graph for any length has not
+        return dispatch.Choice("eager", "torch's own operators and a hand-written backward, exact in x and r")
+    rules = [
+        (dispatch.HAS_ROCM, "ROCm"),
+        (not dispatch.HAS_TRITON, "triton is not installed"),
+        (torch.compiler.is_exporting(), "exported graphs hold torch's own operators"),
+        (dtype not in dispatch.DTYPES, str(dtype).removeprefix("torch.")),
+        (length > LONGEST, f"vectors of more than {LONGEST} elements"),
+        (length == 0, "an empty input"),
+    ]
+    against = next((reason for holds, reason in rules if holds), "")
+    if against:
+        return dispatch.Choice("eager", against)
+    return dispatch.Choice("triton", "a program keeps its vectors in registers; one launch forward, one backward")
+
+
+def _is_plain_pull(*tensors: Tensor) -> bool:
+    """Whether nothing traces, transforms or differentiates a backward."""
+    return not torch.is_grad_enabled() and all(is_plain(tensor) for tensor in tensors)
+
+
+def _launched(v: Tensor, x: Tensor, radius: Tensor, cut: Tensor, ctx: Any) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of x and of the radius, by one launch."""
+    from hyperball.kernels.triton import projection_launch
+
+    grad_x, along = projection_launch.pull(v, x, radius, cut, ctx.kind, ctx.dims)
+    grad_radius = None
+    if ctx.needs_input_grad[1]:
+        along = along[(...,) + (None,) * len(ctx.dims)].movedim(tuple(range(-len(ctx.dims), 0)), ctx.dims)
+        grad_radius = _sum_to(along, radius.shape).to(radius.dtype)
+    return grad_x if ctx.needs_input_grad[0] else None, grad_radius
+
+
 class _Project(torch.autograd.Function):
     """y and, for L1 and the simplex, the cut of each row; keeps x, the radius and the cut."""
 
@@ -262,6 +306,10 @@ class _Project(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, radius: Tensor, kind: str, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+        if kernel_for(x, dims).kernel == "triton" and is_concrete(x):
+            from hyperball.kernels.triton import projection_launch
+
+            return projection_launch.project(x, radius, kind, dims)
         y, cut = _evaluate(x, radius, kind, dims, in_blocks=x.device.type == "cpu")
         return _in_layout_of(x, y, dims), cut
 
@@ -275,15 +323,70 @@ class _Project(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, radius, cut = ctx.saved_tensors
         dims, dtype = ctx.dims, _compute_dtype(x)
+        if kernel_for(x, dims).kernel == "triton" and _is_plain_pull(grads[0], x, radius):
+            return *_launched(grads[0], x, radius, cut, ctx), None, None
         tangent = SURFACES[ctx.kind].tangent(_to_rows(x, dims, dtype), _to_rows(radius, dims, dtype), cut)
         v = _to_rows(grads[0], dims, dtype)
         grad_x = grad_radius = None
         if ctx.needs_input_grad[0]:
             grad_x = _from_rows(tangent.apply(v), dims, [x.shape[d] for d in dims], x.dtype)
         if ctx.needs_input_grad[1]:
-            along = _from_rows(row_sum(v * tangent.growth), dims, [1] * len(dims), dtype)
+            along = _from_rows(row_sum(v * tangent.growth, keepdim=True), dims, [1] * len(dims), dtype)
             grad_radius = _sum_to(along, radius.shape).to(radius.dtype)
         return grad_x, grad_radius, None, None
+
+
+@torch.library.custom_op("hyperball::project_rows", mutates_args=())
+def project_op(x: Tensor, radius: Tensor, kind: str, dims: list[int]) -> tuple[Tensor, Tensor]:
+    """`_Project` as one node of a compiled graph: a compiler would unroll the rounds of the threshold."""
+    y, cut = _Project.forward(x, radius, kind, tuple(dims))
+    return y, cut.contiguous()
+
+
+@project_op.register_fake
+def _(x: Tensor, radius: Tensor, kind: str, dims: list[int]) -> tuple[Tensor, Tensor]:
+    rows = [x.shape[d] for d in range(x.dim()) if d - x.dim() not in dims]
+    return torch.empty_like(x), x.new_empty((*rows, 2), dtype=_compute_dtype(x))
+
+
+@torch.library.custom_op("hyperball::project_rows_backward", mutates_args=())
+def project_backward_op(
+    v: Tensor, x: Tensor, radius: Tensor, cut: Tensor, kind: str, dims: list[int]
+) -> tuple[Tensor, Tensor]:
+    """The gradient of x, and that of each row's radius in the shape of x with size 1 along dims."""
+    held, dtype = tuple(dims), _compute_dtype(x)
+    if kernel_for(x, held).kernel == "triton":
+        from hyperball.kernels.triton import projection_launch
+
+        grad_x, along = projection_launch.pull(v, x, radius, cut, kind, held)
+        along = along[(...,) + (None,) * len(held)].movedim(tuple(range(-len(held), 0)), held)
+        return grad_x, along.contiguous()
+    tangent = SURFACES[kind].tangent(_to_rows(x, held, dtype), _to_rows(radius, held, dtype), cut)
+    rows = _to_rows(v, held, dtype)
+    grad_x = _from_rows(tangent.apply(rows), held, [x.shape[d] for d in held], x.dtype)
+    along = _from_rows(row_sum(rows * tangent.growth, keepdim=True), held, [1] * len(held), dtype)
+    return torch.empty_like(x).copy_(grad_x), along.contiguous()
+
+
+@project_backward_op.register_fake
+def _(v: Tensor, x: Tensor, radius: Tensor, cut: Tensor, kind: str, dims: list[int]) -> tuple[Tensor, Tensor]:
+    kept = [1 if d - x.dim() in dims else x.shape[d] for d in range(x.dim())]
+    return torch.empty_like(x), x.new_empty(kept, dtype=_compute_dtype(x))
+
+
+def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
+    x, radius, ctx.kind, ctx.dims = inputs
+    ctx.mark_non_differentiable(output[1])
+    ctx.save_for_backward(x, radius, output[1])
+
+
+def _op_backward(ctx: Any, v: Tensor, _: Any) -> tuple[Tensor | None, ...]:
+    x, radius, cut = ctx.saved_tensors
+    grad_x, along = project_backward_op(v, x, radius, cut, ctx.kind, ctx.dims)
+    return grad_x, _sum_to(along, radius.shape).to(radius.dtype), None, None
+
+
+project_op.register_autograd(_op_backward, setup_context=_op_setup)
 
 
 def project(x: Tensor, radius: Tensor, kind: str, dims: tuple[int, ...]) -> Tensor:
@@ -294,4 +397,6 @@ def project(x: Tensor, radius: Tensor, kind: str, dims: tuple[int, ...]) -> Tens
     """
     if is_plain(x) and is_plain(radius):
         return _Project.apply(x, radius, kind, dims)[0]
+    if torch.compiler.is_compiling() and kind in OPAQUE and kernel_for(x, dims).kernel == "triton":
+        return project_op(x, radius, kind, list(dims))[0]
     return _evaluate(x, radius, kind, dims)[0]

@@ -12,34 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyperball.kernels.reading import can_look as can_look
+from hyperball.kernels.reading import row_sum
+
 # Newton rounds, then bisection rounds. With h the mass above 1 and k the size of the support, each Newton round
 # divides h k <= n^2 by at least 4 and each bisection round halves h, so these reach the last bit of theta >= 1/k in
 # every row of up to LONG elements, however hostile; usual rows take 2 to 9 Newton rounds.
 ROUNDS = {torch.float32: (16, 20), torch.float64: (24, 34)}
 LONG = 16_384
-
-
-def row_sum(rows: Tensor) -> Tensor:
-    """sum_i x_i over the last dim, kept, in chunks of fixed width: a row's bits do not depend on its batch."""
-    width = 4096 if rows.device.type == "cpu" else 32  # sums whose order torch does not adapt to the batch
-    while rows.shape[-1] > width and not torch.compiler.is_compiling():
-        whole = rows.shape[-1] // width * width
-        chunks = rows[..., :whole].unflatten(-1, (-1, width)).sum(-1)
-        rest = [rows[..., whole:].sum(-1, keepdim=True)] if whole < rows.shape[-1] else []
-        rows = torch.cat((chunks, *rest), -1)
-    return rows.sum(-1, keepdim=True)
-
-
-def is_concrete(tensor: Tensor) -> bool:
-    """Whether a tensor owns data: it is not being traced, faked, or wrapped by a transform of torch.func."""
-    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()  # type: ignore[attr-defined]
-    if traced or type(tensor) not in (Tensor, torch.nn.Parameter):
-        return False
-    try:
-        tensor.data_ptr()
-    except RuntimeError:  # what torch.func wraps has no memory of its own
-        return False
-    return True
 
 
 def refuse_nested_forward(name: str) -> None:
@@ -54,18 +34,11 @@ def refuse_nested_forward(name: str) -> None:
         )
 
 
-def can_look(tensor: Tensor) -> bool:
-    """Whether a value may steer Python: concrete data, not on the meta device, no CUDA graph being captured."""
-    if tensor.device.type == "meta" or not is_concrete(tensor):
-        return False
-    return tensor.device.type != "cuda" or not torch.cuda.is_current_stream_capturing()
-
-
 def mass(rows: Tensor, theta: Tensor, work: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """(sum_i max(c_i + theta, 0), number of positive terms) per row; `work` is memory to compute in."""
     active = torch.add(rows, theta, out=work).relu_()
-    total = row_sum(active)
-    return total, row_sum(torch.sign(active.detach(), out=work))
+    total = row_sum(active, keepdim=True)
+    return total, row_sum(torch.sign(active.detach(), out=work), keepdim=True)
 
 
 def threshold(rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

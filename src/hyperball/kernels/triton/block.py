@@ -7,6 +7,7 @@ activation through the next block's norms comes back as theirs, and x' + x'·dr/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,16 +17,41 @@ from hyperball.kernels.triton import twin
 from hyperball.kernels.triton.code import read
 from hyperball.kernels.triton.ops import (
     Parameters,
+    by_slices,
     convolution_backward,
     dense,
-    epilogue_backward,
     fake_gradients,
     fake_response,
-    memory_format,
-    operands,
+    on_its_device,
     parameter_gradients,
     respond,
+    wanted,
 )
+
+NAMES = 27  # inputs of the operator
+
+
+@on_its_device
+def forward(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+    """x' and its rows' lengths; then y, n, filters, m, p, (unit, lift) and BatchNorm's stats; inputs as the operator's.
+
+    Running statistics, where given, are used in place of the batch's.
+    """
+    from hyperball.kernels.triton import launch, passes
+
+    weight, parameters = rest[0], list(rest[1:10])
+    lengths, gamma, shift, leak, residual, running, *kept = rest[10:18]
+    code, activation, norm_eps, carry = read(rest[18]), *rest[19:22]
+    window, groups = rest[22:], rest[25]
+    made = respond(dense(x), lengths, weight, parameters, running, None, code, *window)
+    y, n, _, _, p, scalars = made
+    o = passes.operands(y, n, p, scalars, parameters, code, groups)
+    stats = passes.batch_statistics(o, gamma, shift, norm_eps, None if kept[0] is None else (kept[0], kept[1]))
+    held = None if residual is None else dense(residual)
+    out, r = passes.forward(o, passes.Block(stats, activation, leak, held, carry and groups == 1))
+    if carry and groups > 1:
+        r = launch.lengths(out, o.rule.rows, 1)
+    return out, r, *made, stats
 
 
 @torch.library.custom_op("hyperball::decoupled_block", mutates_args=())
@@ -36,23 +62,12 @@ def decoupled_block(
     running: Tensor | None, running_mean: Tensor | None, running_var: Tensor | None, code: str, activation: str,
     norm_eps: float, carry: bool, stride: list[int], padding: list[int], dilation: list[int], groups: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """x' and its rows' lengths; then y, n, filters, m, p, (unit, lift) and BatchNorm's stats for the backward.
-
-    Running statistics, where given, are used in place of the batch's.
-    """
-    from hyperball.kernels.triton import launch
-
-    parameters = [alpha, beta, rho, shape, bend, factor, stretch, slopes, turns]
-    made = respond(dense(x), lengths, weight, parameters, running, read(code), stride, padding, dilation, groups)
-    y, n, _, _, p, scalars = made
-    o = operands(y, n, p, scalars, parameters, read(code), groups)
-    kept = None if running_mean is None or running_var is None else (running_mean, running_var)
-    stats = launch.batch_statistics(o, gamma, shift, norm_eps, kept)
-    held = None if residual is None else dense(residual)
-    out, r = launch.forward(o, launch.Block(stats, activation, leak, held, carry and groups == 1))
-    if carry and groups > 1:
-        r = launch.lengths(out, o.rows, 1)
-    return out, r, *made, stats  # type: ignore[return-value]
+    """x' and its rows' lengths; then y, n, filters, m, p, (unit, lift) and BatchNorm's stats for the backward."""
+    made: Any = forward(
+        x, weight, alpha, beta, rho, shape, bend, factor, stretch, slopes, turns, lengths, gamma, shift, leak, residual,
+        running, running_mean, running_var, code, activation, norm_eps, carry, stride, padding, dilation, groups,
+    )  # fmt: skip
+    return made
 
 
 @decoupled_block.register_fake
@@ -68,6 +83,27 @@ def _(
     return torch.empty_like(y), r, *made, m.new_empty(5, m.shape[0])
 
 
+@on_its_device
+def backward(
+    v: Tensor, dr: Tensor | None, x: Tensor, weight: Tensor, parameters: Parameters, lengths: Tensor | None,
+    leak: Tensor | None, held: Tensor | None, source: str, r: Tensor, y: Tensor, n: Tensor, filters: Tensor, m: Tensor,
+    p: Tensor, scalars: Tensor, stats: Tensor, needed: Sequence[bool], batch: bool, write: bool, code: str,
+    activation: str, *window: Any,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """dx, dw, the parameters' gradients, dlengths, BatchNorm's [dγ, dβ, dslope], and the residual's gradient."""
+    from hyperball.kernels.triton import passes
+
+    o = passes.operands(y, n, p, scalars, parameters, read(code), window[-1])
+    i = passes.Incoming(dense(v), source, None if held is None else dense(held), r, dr, activation, leak)
+    inner, before = passes.reduce(o, i, stats, batch, write)
+    if write:
+        i = passes.Incoming(before)
+    made = passes.backward(o, i, stats, inner, wanted(read(code), needed))
+    kept = (weight, filters, m, scalars, parameters)
+    grads = convolution_backward(o, dense(x), lengths, kept, made, needed, *window)
+    return *grads, inner, before if write else m.new_empty(0)
+
+
 @torch.library.custom_op("hyperball::decoupled_block_backward", mutates_args=())
 def decoupled_block_backward(
     v: Tensor, dr: Tensor | None, x: Tensor, weight: Tensor, parameters: list[Tensor | None], lengths: Tensor | None,
@@ -76,19 +112,11 @@ def decoupled_block_backward(
     code: str, activation: str, stride: list[int], padding: list[int], dilation: list[int], groups: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dx, dw, the parameters' gradients, dlengths, BatchNorm's [dγ, dβ, dslope], and the residual's gradient."""
-    from hyperball.kernels.triton import launch
-
-    o = operands(y, n, p, scalars, parameters, read(code), groups)
-    i = launch.Incoming(dense(v), source, None if held is None else dense(held), r, dr, activation, leak)
-    inner, before = launch.reduce(o, i, stats, batch, write)
-    if write:
-        i = launch.Incoming(before)
-    dy, dn, parts, places = epilogue_backward(o, i, stats, inner, needed)
-    grads = convolution_backward(
-        o, dense(x), lengths, weight, filters, m, scalars, parameters, dy, dn, parts, places, needed, stride, padding,
-        dilation,
+    made: Any = backward(
+        v, dr, x, weight, parameters, lengths, leak, held, source, r, y, n, filters, m, p, scalars, stats, needed,
+        batch, write, code, activation, stride, padding, dilation, groups,
     )  # fmt: skip
-    return *grads, inner, before if write else m.new_empty(0)
+    return made
 
 
 @decoupled_block_backward.register_fake
@@ -104,9 +132,6 @@ def _(
     return *grads, dlengths, m.new_empty(5, m.shape[0]), before
 
 
-NAMES = 27  # inputs of the operator
-
-
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     residual, activation = inputs[15], inputs[20]
     ctx.settings = (inputs[19], activation, *inputs[21:])
@@ -114,29 +139,37 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.source = "rebuild" if residual is None else ("residual" if activation == "prelu" else "output")
     held = {"rebuild": None, "residual": residual, "output": output[0]}[ctx.source]
     ctx.set_materialize_grads(False)
+    ctx.save_for_backward(*inputs[:16], *inputs[17:19], held, *output[1:])
+
+
+def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    _setup(ctx, inputs, output)
     ctx.mark_non_differentiable(*output[2:], *(() if inputs[22] else (output[1],)))
-    ctx.save_for_backward(*inputs[:19], held, *output[1:])
 
 
-def _backward(ctx: Any, v: Tensor | None, dr: Tensor | None, *_: Any) -> tuple[Any, ...]:
-    inputs, held, made = ctx.saved_tensors[:19], ctx.saved_tensors[19], ctx.saved_tensors[20:]
+def _backward(
+    ctx: Any, v: Tensor | None, dr: Tensor | None, *_: Any, apply: Any = decoupled_block_backward
+) -> tuple[Any, ...]:
+    """The gradients of the operator's inputs; a second derivative is the eager twin's."""
     if v is None and dr is None:
         return (None,) * NAMES
+    saved = ctx.saved_tensors
+    inputs, kept, held, made = saved[:16], saved[16:18], saved[18], saved[19:]
     v = torch.zeros_like(made[1]) if v is None else v
     x, weight, parameters = inputs[0], inputs[1], list(inputs[2:11])
-    lengths, gamma, shift, leak, residual = inputs[11:16]
-    code, activation, _, _, stride, padding, dilation, groups = ctx.settings
+    lengths, gamma, shift, leak, residual = inputs[11:]
+    code, activation, _, _, *window = ctx.settings
     needs = ctx.needs_input_grad
     if torch.is_grad_enabled():
-        wanted = list(needs[:16])
-        return (*twin.block_gradients(v, dr, inputs, wanted, *ctx.settings), *(None,) * (NAMES - 16))
+        unit = made[6][0] if read(code).unit == "running" else None
+        found = twin.block_gradients(v, dr, (*inputs, unit, *kept), list(needs[:16]), *ctx.settings)
+        return (*found, *(None,) * (NAMES - 16))
     needed = [needs[0] or needs[11], *needs[1:11]]
-    dx, dw, sums, dlengths, inner, before = decoupled_block_backward(
+    dx, dw, sums, dlengths, inner, before = apply(
         v, dr, x, weight, parameters, lengths, leak, held, ctx.source, *made, needed, ctx.batch, residual is not None,
-        code, activation, stride, padding, dilation, groups,
+        code, activation, *window,
     )  # fmt: skip
-    relative = read(code).unit == "batch" and (needed[0] or needed[4])
-    small = parameter_gradients(sums, parameters, needed[2:], relative)
+    small = parameter_gradients(sums, parameters, needed, read(code))
     return (
         dx if needs[0] else None, dw if needs[1] else None, *small, dlengths if needs[11] else None,
         *after(inner, gamma, shift, leak, needs[12:15]), before if needs[15] else None, *(None,) * (NAMES - 16),
@@ -151,11 +184,33 @@ def after(inner: Tensor, gamma: Any, shift: Any, leak: Any, needs: Any) -> Param
             grads.append(None)
         else:
             whole = inner[row] if held.numel() == inner.shape[1] else inner[row].sum(0, keepdim=True)
-            grads.append(whole.to(held.dtype).clone())
+            grads.append(whole.to(held.dtype))
     return grads
 
 
-decoupled_block.register_autograd(_backward, setup_context=_setup)
+decoupled_block.register_autograd(_backward, setup_context=_setup_operator)
+
+
+decoupled_block.register_vmap(by_slices(decoupled_block))
+decoupled_block_backward.register_vmap(by_slices(decoupled_block_backward))
+
+
+class DecoupledBlock(torch.autograd.Function):
+    """x' and its rows' lengths, for eager code: the operator's inputs, and what lets running means follow."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        *given, follow = inputs
+        made = forward(*given)
+        _setup(ctx, tuple(given), made)
+        if not given[22]:
+            ctx.mark_non_differentiable(made[1])
+        follow(made[7], made[8], made[3].shape[0])
+        return made[0], made[1]
+
+    @staticmethod
+    def backward(ctx: Any, v: Tensor | None, dr: Tensor | None) -> tuple[Any, ...]:
+        return (*_backward(ctx, v, dr, apply=backward), None)
 
 
 @torch.library.custom_op(
@@ -180,6 +235,3 @@ def _(
     momentum: float, unbiased: float,
 ) -> None:  # fmt: skip
     return None
-
-
-__all__ = ["decoupled_block", "memory_format", "track_block"]

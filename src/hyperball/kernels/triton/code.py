@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,18 @@ class Code:
         """The names, then the numbers: "tanh cosine batch 1.0 None …"."""
         numbers = (self.alpha, self.beta, self.rho, self.shape, self.bend, self.eps, self.angular_eps, self.unit_eps)
         return " ".join([self.radial, self.angular, self.unit, *[str(number) for number in numbers]])
+
+
+@lru_cache(maxsize=4096)
+def coded(*entries: Any) -> Code:
+    """The code of these entries: one object for all who ask."""
+    return Code(*entries)
+
+
+@lru_cache(maxsize=4096)
+def written(code: Code) -> str:
+    """`Code.text`, kept."""
+    return code.text()
 
 
 @lru_cache(maxsize=4096)

@@ -9,11 +9,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyperball.kernels.dispatch import transforms
 from hyperball.kernels.norms import norm
 from hyperball.kernels.relative import Relative, unresolved
 from hyperball.kernels.triton import ops
-from hyperball.kernels.triton.block import decoupled_block, track_block
-from hyperball.kernels.triton.code import Code
+from hyperball.kernels.triton.block import DecoupledBlock, decoupled_block, track_block
+from hyperball.kernels.triton.code import Code, coded, written
 from hyperball.kernels.window import Window
 from hyperball.rows import Value
 
@@ -65,11 +66,12 @@ def described(magnitude: Value, angular: Value, relative: Relative | None, like:
     if relative is not None:
         h["rho"] = relative.ratio
     alpha, beta, rho, shape = (h.get(key) for key in ("alpha", "beta", "rho", "shape"))
-    code = Code(
+    entries = (
         magnitude.name, angular.name, number(alpha), number(beta), number(rho), number(shape), number(bend),
         float(h.get("eps") or 0.0), float(g.get("eps") or 0.0), 0.0 if relative is None else relative.eps,
         "none" if relative is None else "batch" if relative.training else "running",
     )  # fmt: skip
+    code = Code(*entries) if torch.compiler.is_compiling() else coded(*entries)
     slots = [tensor(held, like) for held in (alpha, beta, rho, shape)]
     return code, [*slots, tensor(bend, like), None, None, packed(h.get("slopes"), like), packed(g.get("slopes"), like)]
 
@@ -95,12 +97,31 @@ def follow(relative: Relative | None, unit: Tensor, count: int) -> None:
         ops.track(relative.running, relative.batches, unit)
 
 
+def dense_input(x: Tensor) -> Tensor:
+    """x with its channels last, but inside torch.func, which cannot ask for it: there the operator does."""
+    return x if torch.compiler.is_compiling() and transforms() else ops.dense(x)
+
+
+def mark_changed(*tensors: Tensor | None) -> None:
+    """Tell autograd of tensors that a kernel writes in place."""
+    torch.autograd.graph.increment_version([t for t in tensors if t is not None and not t.is_inference()])
+
+
 def call(x: Tensor, weight: Tensor, operator: Any, window: Sequence[Any]) -> Tensor:
     code, parameters, relative = operator_inputs(operator, weight)
-    running = None if relative is None or relative.training else relative.running.clone()
-    made = ops.decoupled_conv(ops.dense(x), weight, *parameters, running, code.text(), *window)
-    follow(relative, made[6].detach()[0], made[2].numel())
-    return made[0]
+    x = dense_input(x)
+    moving = relative if relative is not None and relative.training else None
+    if ops.runs_directly(x, weight, *parameters) and not (moving and moving.distributed):
+        batches = None if moving is None else moving.batches
+        running = None if relative is None else relative.running
+        if moving is not None:
+            mark_changed(running, batches)
+        made: Tensor = ops.DecoupledConv.apply(x, weight, *parameters, running, written(code), *window, batches)
+        return made
+    running = relative.running if relative is not None and moving is None else None
+    outputs = ops.decoupled_conv(x, weight, *parameters, running, code.text(), *window)
+    follow(relative, outputs[6].detach()[0], outputs[2].numel())
+    return outputs[0]
 
 
 def convolve(x: Tensor, weight: Tensor, window: Window, operator: Any) -> Tensor:
@@ -123,30 +144,48 @@ def block(
 ) -> tuple[Tensor, Tensor]:
     """act(BatchNorm(f) + residual) and, where `after.carry`, the lengths of its rows, [batch, 1, *spatial]."""
     code, parameters, relative = operator_inputs(operator, weight)
-    running = None if relative is None or relative.training else relative.running.clone()
+    running = None if relative is None or relative.training else relative.running
     padding = [before for before, _ in window.padding]
     kept = (None, None) if after.batch else (after.running_mean, after.running_var)
     carried = None if lengths is None else lengths.flatten().to(torch.float32)
-    made = decoupled_block(
-        ops.dense(x), weight, *parameters, carried, after.weight, after.bias, after.leak, after.residual, running,
-        *kept, code.text(), after.activation, after.eps, after.carry, [*window.stride], padding, [*window.dilation],
+    text = code.text() if torch.compiler.is_compiling() else written(code)
+    inputs = (
+        dense_input(x), weight, *parameters, carried, after.weight, after.bias, after.leak, after.residual, running,
+        *kept, text, after.activation, after.eps, after.carry, [*window.stride], padding, [*window.dilation],
         window.groups,
     )  # fmt: skip
-    out, r, n, unit, stats = made[0], made[1], made[3], made[7].detach()[0], made[8]
-    _follow_block(relative, after, unit, stats.detach(), n.numel(), n.numel() // window.groups)
+
+    def move(scalars: Tensor, stats: Tensor, count: int, direct: bool = True) -> None:
+        _follow_block(relative, after, scalars, stats, count, count // window.groups, direct)
+
+    if ops.runs_directly(*inputs[:19]):
+        out, r = DecoupledBlock.apply(*inputs, move)
+    else:
+        made = decoupled_block(*inputs)
+        out, r = made[0], made[1]
+        move(made[7].detach(), made[8].detach(), made[3].numel(), False)
     return out, r.view(out.shape[0], 1, *out.shape[2:]) if after.carry else r
 
 
-def _follow_block(relative: Relative | None, after: Block, unit: Tensor, stats: Tensor, count: int, rows: int) -> None:
+def _follow_block(
+    relative: Relative | None, after: Block, scalars: Tensor, stats: Tensor, count: int, rows: int, direct: bool
+) -> None:
+    """Let the running means of a block follow a batch: by one launch where nobody traces, else by an operator."""
     moving = relative is not None and relative.training
     if moving and relative is not None and relative.distributed:
-        relative.track(unit, count)
+        relative.track(scalars[0], count)
         moving = False
-    norm = after.track
-    if moving or norm:
-        track_block(
-            relative.running if moving and relative else None, relative.batches if moving and relative else None,
-            unit if moving else None, after.running_mean if norm else None, after.running_var if norm else None,
-            after.counted if norm else None, stats if norm else None,
-            -1.0 if after.momentum is None else after.momentum, rows / max(rows - 1, 1),
-        )  # fmt: skip
+    length = (relative.running, relative.batches) if moving and relative else (None, None)
+    norm = (after.running_mean, after.running_var, after.counted) if after.track else (None, None, None)
+    if not moving and not after.track:
+        return
+    share = (-1.0 if after.momentum is None else after.momentum, rows / max(rows - 1, 1))
+    if not direct:
+        track_block(*length, scalars[0] if moving else None, *norm, stats if after.track else None, *share)
+        return
+    from hyperball.kernels.triton import launch
+
+    mark_changed(*length, *norm)
+    pair: Any = (*length, scalars) if moving else None
+    triple: Any = (*norm, stats) if after.track else None
+    launch.track(pair, triple, *share)

@@ -43,10 +43,12 @@ def joined(a: tl.tensor, b: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def inverse_hypotenuse(n: tl.tensor, ROOT_EPS: tl.constexpr) -> tl.tensor:
-    """1/sqrt(n² + eps) without overflow; at most 1e20."""
-    over = 1.0 / tl.maximum(tl.maximum(n, ROOT_EPS), 1e-20)
-    share = tl.minimum(n, ROOT_EPS) * over
-    return over * tl.rsqrt(1.0 + share * share)
+    """1/sqrt(n² + eps) for n >= 0 without a division; 1/n = rsqrt(n)² where n² would overflow; at most 1e20."""
+    root = tl.rsqrt(tl.maximum(n, 1e-20))
+    held = tl.minimum(n, 1e18)
+    smooth = tl.rsqrt(tl.maximum(held * held + ROOT_EPS * ROOT_EPS, 1e-36))
+    near = (n > 1e18) | ((n < 1e-17) & (ROOT_EPS < 1e-17))
+    return tl.where(near, root * root, smooth)
 
 
 @triton.jit
@@ -69,13 +71,13 @@ def lengths_kernel(
 
 @triton.jit
 def box_kernel(
-    r: tl.tensor, n: tl.tensor, sums: tl.tensor, peaks: tl.tensor, blocks: tl.tensor, D: tl.tensor, H: tl.tensor,
+    r: tl.tensor, n: tl.tensor, parts: tl.tensor, blocks: tl.tensor, D: tl.tensor, H: tl.tensor,
     W: tl.tensor, OD: tl.tensor, OH: tl.tensor, OW: tl.tensor, G: tl.constexpr, KD: tl.constexpr, KH: tl.constexpr,
     KW: tl.constexpr, SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PD: tl.constexpr, PH: tl.constexpr,
     PW: tl.constexpr, ED: tl.constexpr, EH: tl.constexpr, EW: tl.constexpr, ROOT_EPS: tl.constexpr,
     SUMS: tl.constexpr, PEAKS: tl.constexpr, BLOCK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """n = sqrt(Σ_window r²) for one image; with it, by block, Σ sqrt(n² + eps) and max n."""
+    """n = sqrt(Σ_window r²) for one image; with it, by block, Σ sqrt(n² + eps) and, behind all of those, max n."""
     image = (tl.program_id(0) // blocks).to(tl.int64)
     at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
     count = OD * OH * OW * G
@@ -99,9 +101,9 @@ def box_kernel(
     block = tl.program_id(0)
     if SUMS:
         smooth = hypotenuse(length, tl.zeros_like(length) + ROOT_EPS)
-        tl.store(sums + block, tl.sum(tl.where(inside, smooth, 0.0), axis=0))
+        tl.store(parts + block, tl.sum(tl.where(inside, smooth, 0.0), axis=0))
     if PEAKS:
-        tl.store(peaks + block, tl.max(tl.where(inside, length, 0.0), axis=0))
+        tl.store(parts + tl.num_programs(0) + block, tl.max(tl.where(inside, length, 0.0), axis=0))
 
 
 @triton.jit
@@ -125,7 +127,8 @@ def box_transposed_kernel(
     if PULLS:
         channel = tl.arange(0, BO)
         pull = tl.sum(tl.load(pulls + channel, mask=channel < OUT, other=0.0), axis=0) / positions
-    base = image * (OD * OH * OW * G)
+    t += image * (OD * OH * OW * G)
+    n += image * (OD * OH * OW * G)
     stride = tl.full([], 0, tl.int64) + positions
     total = tl.zeros([BLOCK], tl.float32)
     for a in tl.static_range(KD):
@@ -142,7 +145,7 @@ def box_transposed_kernel(
                     real = real & (th % SH == 0)
                 if SW > 1:
                     real = real & (tw % SW == 0)
-                where = base + ((od * OH + oh) * OW + ow) * G + group
+                where = ((od * OH + oh) * OW + ow) * G + group
                 for part in tl.static_range(PARTS):
                     total += tl.load(t + part * stride + where, mask=real, other=0.0)
                 if PULLS:
@@ -155,28 +158,25 @@ def box_transposed_kernel(
 
 @triton.jit
 def add_along_kernel(
-    dx: tl.tensor,
-    x: tl.tensor,
-    along: tl.tensor,
-    rows: tl.tensor,
-    GROUPS: tl.constexpr,
-    C: tl.constexpr,
-    BM: tl.constexpr,
-    BC: tl.constexpr,
-) -> None:
+    dx: tl.tensor, x: tl.tensor, along: tl.tensor, rows: tl.tensor, GROUPS: tl.constexpr, C: tl.constexpr,
+    EVEN: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+) -> None:  # fmt: skip
     """dx += x·T, in place; the last rows first, which the convolution's backward wrote last."""
     group = tl.program_id(1)
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     row = block.to(tl.int64) * BM + tl.arange(0, BM)
     inside = row < rows
-    factor = tl.load(along + row * GROUPS + group, mask=inside, other=0.0)[:, None]
+    factor = fetch(along, row * GROUPS + group, inside, EVEN)[:, None]
     for first in tl.static_range(0, C, BC):
         channel = first + tl.arange(0, BC)
         mask = inside[:, None] & (channel < C)[None, :]
         where = row[:, None] * (GROUPS * C) + group * C + channel[None, :]
-        value = tl.load(x + where, mask=mask, other=0.0).to(tl.float32)
-        held = tl.load(dx + where, mask=mask, other=0.0).to(tl.float32)
-        tl.store(dx + where, (held + value * factor).to(dx.dtype.element_ty), mask=mask)
+        value = fetch(x, where, mask, EVEN)
+        held = (fetch(dx, where, mask, EVEN) + value * factor).to(dx.dtype.element_ty)
+        if EVEN:
+            tl.store(dx + where, held)
+        else:
+            tl.store(dx + where, held, mask=mask)
 
 
 @triton.jit
@@ -218,31 +218,61 @@ def put(
 
 
 @triton.jit
-def prepare_kernel(
-    weight: tl.tensor, filters: tl.tensor, m: tl.tensor, p: tl.tensor, unit: tl.tensor, lift: tl.tensor,
-    alpha: tl.tensor, beta: tl.tensor, rho: tl.tensor, shape: tl.tensor, bend: tl.tensor, sums: tl.tensor,
-    peaks: tl.tensor, running: tl.tensor, blocks: tl.tensor, positions: tl.tensor, OUT: tl.constexpr,
-    K: tl.constexpr, STEP_ALPHA: tl.constexpr, STEP_BETA: tl.constexpr, STEP_RHO: tl.constexpr,
-    STEP_SHAPE: tl.constexpr, STEP_BEND: tl.constexpr, UNIT: tl.constexpr, RATIO: tl.constexpr, LIFT: tl.constexpr,
-    TAPS: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
-    """Output channel o: its filter over its length m (over `lift` in float16), and its parameters, as a column of p.
-
-    A relative radius (UNIT "batch" or "running") is (ratio² + 1e-4)·unit, or (RATIO + 1e-4)·unit where it is a number.
-    """
-    o = tl.program_id(0)
-    start = o.to(tl.int64) * K
+def filter_length(weight: tl.tensor, start: tl.tensor, K: tl.constexpr, BK: tl.constexpr) -> tl.tensor:
+    """‖w‖ of the filter of K entries that begins at `start`; squares are summed in float64."""
     total = tl.zeros([BK], tl.float64)
     for first in range(0, K, BK):
         at = first + tl.arange(0, BK)
         value = tl.load(weight + start + at, mask=at < K, other=0.0).to(tl.float64)
         total += value * value
-    length = tl.minimum(tl.sqrt(tl.sum(total, axis=0)), FLOAT_MAX).to(tl.float32)
+    return tl.minimum(tl.sqrt(tl.sum(total, axis=0)), FLOAT_MAX).to(tl.float32)
+
+
+@triton.jit
+def put_radius(
+    p: tl.tensor, rho: tl.tensor, o: tl.tensor, mean: tl.tensor, STEP: tl.constexpr, RATIO: tl.constexpr,
+    OUT: tl.constexpr,
+) -> None:  # fmt: skip
+    """A radius in units of the mean length: (ratio² + 1e-4)·mean, or (RATIO + 1e-4)·mean where it is a number."""
+    if STEP >= 0:
+        ratio = tl.load(rho + o * STEP).to(tl.float32)
+        tl.store(p + 2 * OUT + o, (ratio * ratio + FLOOR) * mean)
+    else:
+        tl.store(p + 2 * OUT + o, mean * (RATIO + FLOOR))
+
+
+@triton.jit
+def follow(running: tl.tensor, batches: tl.tensor, value: tl.tensor, mask: tl.tensor) -> None:
+    """running ← running + w·(value - running), w = max(1 - 0.999, 1/batches); a non-finite value changes nothing."""
+    good = (value - value) == 0
+    held = tl.load(running)
+    number = tl.load(batches) + tl.where(good, 1, 0)
+    weight = tl.maximum(1.0 / tl.maximum(number, 1).to(tl.float32), 1.0 - 0.999)
+    tl.store(running, tl.where(good, held + weight * (value - held), held), mask=mask)
+    tl.store(batches, number, mask=mask)
+
+
+@triton.jit
+def prepare_kernel(
+    weight: tl.tensor, filters: tl.tensor, m: tl.tensor, p: tl.tensor, scalars: tl.tensor, alpha: tl.tensor,
+    beta: tl.tensor, rho: tl.tensor, shape: tl.tensor, bend: tl.tensor, parts: tl.tensor, running: tl.tensor,
+    batches: tl.tensor, blocks: tl.tensor, positions: tl.tensor, OUT: tl.constexpr, K: tl.constexpr,
+    STEP_ALPHA: tl.constexpr, STEP_BETA: tl.constexpr, STEP_RHO: tl.constexpr, STEP_SHAPE: tl.constexpr,
+    STEP_BEND: tl.constexpr, UNIT: tl.constexpr, RATIO: tl.constexpr, LIFT: tl.constexpr, TRACK: tl.constexpr,
+    TAPS: tl.constexpr, BK: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """Output channel o: its filter over its length m (over the lift in float16), and its parameters, a column of p.
+
+    `scalars` are the unit of a relative radius and the lift; with TRACK the running mean follows the unit.
+    """
+    o = tl.program_id(0)
+    start = o.to(tl.int64) * K
+    length = filter_length(weight, start, K, BK)
     tl.store(m + o, length)
     factor = inverse(length)
     if LIFT:
-        guard = overflow_guard(peaks, blocks, BLOCK)
-        tl.store(lift, guard, mask=o == 0)
+        guard = overflow_guard(parts + blocks, blocks, BLOCK)
+        tl.store(scalars + 1, guard, mask=o == 0)
         factor = factor / guard
     for first in range(0, K, BK):
         at = first + tl.arange(0, BK)
@@ -257,24 +287,52 @@ def prepare_kernel(
         put(p, rho, o, 2, STEP_RHO, OUT)
     else:
         if UNIT == "batch":
-            mean = mean_of_sums(sums, blocks, positions, BLOCK)
+            mean = mean_of_sums(parts, blocks, positions, BLOCK)
         else:
             mean = tl.load(running).to(tl.float32)
-        tl.store(unit, mean, mask=o == 0)
-        if STEP_RHO >= 0:
-            ratio = tl.load(rho + o * STEP_RHO).to(tl.float32)
-            tl.store(p + 2 * OUT + o, (ratio * ratio + FLOOR) * mean)
-        else:
-            tl.store(p + 2 * OUT + o, mean * (RATIO + FLOOR))
+        tl.store(scalars, mean, mask=o == 0)
+        put_radius(p, rho, o, mean, STEP_RHO, RATIO, OUT)
+        if TRACK:
+            follow(running, batches, mean, o == 0)
+
+
+@triton.jit
+def column_sum(parts: tl.tensor, programs: tl.tensor, stride: tl.constexpr, BP: tl.constexpr) -> tl.tensor:
+    """Σ over the programs of what each of them left at `parts`."""
+    total = tl.zeros([BP], tl.float32)
+    for first in range(0, programs, BP):
+        at = first + tl.arange(0, BP)
+        total += tl.load(parts + at.to(tl.int64) * stride, mask=at < programs, other=0.0)
+    return tl.sum(total, axis=0)
+
+
+@triton.jit
+def finish_filter(
+    weight: tl.tensor, grad: tl.tensor, dw: tl.tensor, start: tl.tensor, scale: tl.tensor, share: tl.tensor,
+    K: tl.constexpr, TAPS: tl.constexpr, BK: tl.constexpr,
+) -> None:  # fmt: skip
+    """dw = (G - ŵ⟨ŵ, G⟩)·scale, scale = 1/m, for the filter that begins at `start`; G is grad·share."""
+    along = tl.zeros([BK], tl.float32)
+    for first in range(0, K, BK):
+        at = first + tl.arange(0, BK)
+        unit_filter = tl.load(weight + start + at, mask=at < K, other=0.0).to(tl.float32) * scale
+        where = start + channels_last(at, K, TAPS)
+        along += unit_filter * (tl.load(grad + where, mask=at < K, other=0.0).to(tl.float32) * share)
+    dot = tl.sum(along, axis=0)
+    for first in range(0, K, BK):
+        at = first + tl.arange(0, BK)
+        unit_filter = tl.load(weight + start + at, mask=at < K, other=0.0).to(tl.float32) * scale
+        where = start + channels_last(at, K, TAPS)
+        g = tl.load(grad + where, mask=at < K, other=0.0).to(tl.float32) * share
+        tl.store(dw + start + at, ((g - unit_filter * dot) * scale).to(dw.dtype.element_ty), mask=at < K)
 
 
 @triton.jit
 def finish_kernel(
-    weight: tl.tensor, grad: tl.tensor, m: tl.tensor, lift: tl.tensor, dw: tl.tensor, parts: tl.tensor,
-    sums: tl.tensor, unit: tl.tensor, rho: tl.tensor, pulls: tl.tensor, programs: tl.tensor, OUT: tl.constexpr,
-    K: tl.constexpr, SLOTS: tl.constexpr, RHO_SLOT: tl.constexpr, UNIT: tl.constexpr, STEP_RHO: tl.constexpr,
-    RATIO: tl.constexpr, LIFT: tl.constexpr, WEIGHT: tl.constexpr, TAPS: tl.constexpr, BK: tl.constexpr,
-    BP: tl.constexpr,
+    weight: tl.tensor, grad: tl.tensor, m: tl.tensor, scalars: tl.tensor, dw: tl.tensor, parts: tl.tensor,
+    sums: tl.tensor, rho: tl.tensor, pulls: tl.tensor, programs: tl.tensor, OUT: tl.constexpr, K: tl.constexpr,
+    SLOTS: tl.constexpr, RHO_SLOT: tl.constexpr, UNIT: tl.constexpr, STEP_RHO: tl.constexpr, RATIO: tl.constexpr,
+    LIFT: tl.constexpr, WEIGHT: tl.constexpr, TAPS: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
 ) -> None:  # fmt: skip
     """Output channel o: dw = (G - ŵ⟨ŵ, G⟩)/m, and the column sums of the parameters' gradients.
 
@@ -282,56 +340,38 @@ def finish_kernel(
     """
     o = tl.program_id(0)
     for slot in tl.static_range(SLOTS):
-        total = tl.zeros([BP], tl.float32)
-        for first in range(0, programs, BP):
-            at = first + tl.arange(0, BP)
-            where = (at.to(tl.int64) * SLOTS + slot) * OUT + o
-            total += tl.load(parts + where, mask=at < programs, other=0.0)
-        value = tl.sum(total, axis=0)
+        value = column_sum(parts + slot * OUT + o, programs, SLOTS * OUT, BP)
         if slot == RHO_SLOT and UNIT != "none":
             if STEP_RHO >= 0:
                 ratio = tl.load(rho + o * STEP_RHO).to(tl.float32)
                 tl.store(pulls + o, (ratio * ratio + FLOOR) * value)
-                value = value * (2.0 * ratio * tl.load(unit))
+                value = value * (2.0 * ratio * tl.load(scalars))
             else:
                 tl.store(pulls + o, value * (RATIO + FLOOR))
-        tl.store(sums + slot * OUT + o, value)
+        tl.store(sums + slot * OUT + o, value.to(sums.dtype.element_ty))
     if WEIGHT:
-        start = o.to(tl.int64) * K
-        scale = inverse(tl.load(m + o))
         share = 1.0
         if LIFT:
-            share = 1.0 / tl.load(lift)
-        along = tl.zeros([BK], tl.float32)
-        for first in range(0, K, BK):
-            at = first + tl.arange(0, BK)
-            unit_filter = tl.load(weight + start + at, mask=at < K, other=0.0).to(tl.float32) * scale
-            where = start + channels_last(at, K, TAPS)
-            along += unit_filter * (tl.load(grad + where, mask=at < K, other=0.0).to(tl.float32) * share)
-        dot = tl.sum(along, axis=0)
-        for first in range(0, K, BK):
-            at = first + tl.arange(0, BK)
-            unit_filter = tl.load(weight + start + at, mask=at < K, other=0.0).to(tl.float32) * scale
-            where = start + channels_last(at, K, TAPS)
-            g = tl.load(grad + where, mask=at < K, other=0.0).to(tl.float32) * share
-            tl.store(dw + start + at, ((g - unit_filter * dot) * scale).to(dw.dtype.element_ty), mask=at < K)
+            share = 1.0 / tl.load(scalars + 1)
+        finish_filter(weight, grad, dw, o.to(tl.int64) * K, inverse(tl.load(m + o)), share, K, TAPS, BK)
+
+
+@triton.jit
+def move(running: tl.tensor, value: tl.tensor, share: tl.tensor, channel: tl.tensor, inside: tl.tensor) -> None:
+    """running ← running + share·(value - running), by channel."""
+    held = tl.load(running + channel, mask=inside, other=0.0).to(tl.float32)
+    tl.store(running + channel, (held + share * (value - held)).to(running.dtype.element_ty), mask=inside)
 
 
 @triton.jit
 def track_kernel(
-    running: tl.tensor, batches: tl.tensor, unit: tl.tensor, mean: tl.tensor, var: tl.tensor,
-    running_mean: tl.tensor, running_var: tl.tensor, counted: tl.tensor, C: tl.constexpr, BC: tl.constexpr,
-    LENGTH: tl.constexpr, NORM: tl.constexpr, MOMENTUM: tl.constexpr, UNBIASED: tl.constexpr,
+    running: tl.tensor, batches: tl.tensor, unit: tl.tensor, stats: tl.tensor, running_mean: tl.tensor,
+    running_var: tl.tensor, counted: tl.tensor, C: tl.constexpr, BC: tl.constexpr, LENGTH: tl.constexpr,
+    NORM: tl.constexpr, MOMENTUM: tl.constexpr, UNBIASED: tl.constexpr,
 ) -> None:  # fmt: skip
-    """Running means after a batch: of the mean length, and of BatchNorm's mean and variance."""
+    """Running means after a batch: of the mean length, and of BatchNorm's mean and variance, the rows of `stats`."""
     if LENGTH:
-        value = tl.load(unit)
-        good = (value - value) == 0
-        held = tl.load(running)
-        number = tl.load(batches) + tl.where(good, 1, 0)
-        weight = tl.maximum(1.0 / tl.maximum(number, 1).to(tl.float32), 1.0 - 0.999)
-        tl.store(running, tl.where(good, held + weight * (value - held), held))
-        tl.store(batches, number)
+        follow(running, batches, tl.load(unit), tl.program_id(0) == 0)
     if NORM:
         number = tl.load(counted) + 1
         tl.store(counted, number)
@@ -340,9 +380,5 @@ def track_kernel(
             share = 1.0 / number.to(tl.float32)
         channel = tl.arange(0, BC)
         inside = channel < C
-        held = tl.load(running_mean + channel, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(mean + channel, mask=inside, other=0.0)
-        tl.store(running_mean + channel, (held + share * (value - held)).to(running_mean.dtype.element_ty), mask=inside)
-        held = tl.load(running_var + channel, mask=inside, other=0.0).to(tl.float32)
-        value = tl.load(var + channel, mask=inside, other=0.0) * UNBIASED
-        tl.store(running_var + channel, (held + share * (value - held)).to(running_var.dtype.element_ty), mask=inside)
+        move(running_mean, tl.load(stats + channel, mask=inside, other=0.0), share, channel, inside)
+        move(running_var, tl.load(stats + C + channel, mask=inside, other=0.0) * UNBIASED, share, channel, inside)

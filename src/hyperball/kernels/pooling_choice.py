@@ -1,0 +1,65 @@
+"""Which kernel pools rows, and why: a pure function of the penalty, the device and the dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from hyperball.kernels import dispatch
+from hyperball.kernels import pooling_native as native
+from hyperball.kernels.reading import can_look
+from hyperball.rows import Value
+
+TRITON = ("quadratic", "huber", "pseudo_huber", "barron", "welsch", "absolute")  # those of triton/pooling_terms.py
+NATIVE_SHAPES = (1.0, 4.0)  # barron in C: convex, and far from the shapes at which its logarithm loses digits
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """float64 for float64, float32 for everything else."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def choose(value: Value, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
+    """("triton" | "native" | "eager", why) for rows of this device and dtype; the number of rows plays no part."""
+    if torch.compiler.is_exporting():
+        return "eager", "an exported graph holds torch's own operators, with fixed trip counts"
+    if device.type in dispatch.DEVICES:
+        against = _against_triton(value, dtype)
+        return ("eager", against) if against else ("triton", "a program reads its rows once and solves them")
+    if value.name == "quadratic":
+        return "eager", "the mean has a closed form"
+    if value.row.composed or value.name not in native.PENALTIES:
+        return "eager", f"{value.name} is user-defined, and pooling.c has no row for it"
+    if device.type != "cpu":
+        return "eager", f"the tensor is on {device.type}, and pooling.c runs on the CPU"
+    if value.name == "barron" and not _native_shape(value.parameters["shape"]):
+        return "eager", "barron is solved in C only for shapes from 1 to 4, where it is convex"
+    library = native.library(compute_dtype(dtype))
+    return ("eager" if library.pool is None else "native"), library.reason
+
+
+def is_triton(value: Value, device: torch.device, dtype: torch.dtype) -> bool:
+    """Whether `choose` gives "triton": nothing is looked up on the disk, so that a compiler can trace it."""
+    there = device.type in dispatch.DEVICES and not torch.compiler.is_exporting()
+    return there and not _against_triton(value, dtype)
+
+
+def _against_triton(value: Value, dtype: torch.dtype) -> str:
+    rules = [
+        (dispatch.HAS_ROCM, "ROCm"),
+        (not dispatch.HAS_TRITON, "triton is not installed"),
+        (value.row.composed, f"{value.name} is user-defined"),
+        (value.name == "truncated_quadratic", "truncated_quadratic is solved exactly by sorting, which torch does"),
+        (value.name not in TRITON, f"no Triton row for {value.name}"),
+        (dtype not in dispatch.DTYPES, str(dtype).removeprefix("torch.")),
+    ]
+    return next((reason for holds, reason in rules if holds), "")
+
+
+def _native_shape(shape: Any) -> bool:
+    low, high = NATIVE_SHAPES
+    if isinstance(shape, Tensor):
+        return can_look(shape) and bool(((shape >= low) & (shape <= high)).all())
+    return low <= shape <= high

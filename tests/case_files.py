@@ -1,0 +1,33 @@
+"""Runs a file of kernel cases in a process of its own, since Triton reads TRITON_INTERPRET when it is imported."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from packaging.version import Version
+
+
+def run(path: Path, interpret: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    search = os.pathsep.join(folder for folder in sys.path if folder)
+    environment = {**os.environ, "PYTHONPATH": search, "TRITON_INTERPRET": interpret}
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--show-capture=no", "-p", "no:cacheprovider", *options]
+    return subprocess.run([*command, str(path)], capture_output=True, text=True, env=environment, check=False)
+
+
+def check_in_the_interpreter(path: Path) -> None:
+    """All cases pass on the CPU."""
+    triton = pytest.importorskip("triton")
+    if Version(np.__version__) >= Version("2.4") and Version(triton.__version__) < Version("3.8"):
+        pytest.skip("the interpreter of Triton before 3.8 does not run with NumPy 2.4")
+    done = run(path, "1")
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    assert " passed" in done.stdout
+
+
+def check_on_the_gpu(path: Path) -> None:
+    """All cases pass on the GPU; compiling their kernels is what takes time, so several processes do it."""
+    done = run(path, "0", "-n", "6")
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
