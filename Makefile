@@ -3,6 +3,7 @@ PYTHON  ?= python3
 VENV    ?= .venv
 WORKERS ?= 2
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 
 BIN    := $(VENV)/bin
 comma  := ,
@@ -47,7 +48,7 @@ types: $(DEV)  ## check types
 	$(BIN)/mypy src
 
 bench: $(DEV)  ## time and memory against torch's own layers
-	$(BIN)/python benchmarks/run.py
+	$(BIN)/hyperball bench $(BENCH_ARGS)
 
 demo: $(DEMO)  ## train small networks on digits and point clouds and write demo.html
 	$(BIN)/hyperball demo --out demo.html

@@ -1,30 +1,79 @@
-"""`bench`: the benchmarks of a checkout."""
+"""`bench`: time the layers against torch's own in one run, after checking their numbers."""
 
 from __future__ import annotations
 
-import subprocess
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hyperball.cli.parsing import UsageError, parser
+from hyperball.cli.parsing import UsageError, choose, parser
 
-
-def find_script() -> Path:
-    """benchmarks/run.py of the checkout that the package or the current folder belongs to."""
-    for start in (Path(__file__).resolve(), Path.cwd() / "x"):
-        for folder in start.parents:
-            script = folder / "benchmarks" / "run.py"
-            if script.is_file() and (folder / "src" / "hyperball").is_dir():
-                return script
-    raise UsageError("the benchmarks are not part of the installed package; run this in a checkout of hyperball")
+SECTIONS = ("conv", "train", "pool", "projection", "inference", "scaling")
+ALIASES = {"decoupled": "conv", "pooling": "pool"}
+DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 
 def bench(given: Sequence[str]) -> int:
-    """`hyperball bench [SECTION …]`."""
+    """`hyperball bench [SECTION …] [OPTIONS]`."""
+    own = parse(given)
+    if own.markdown is not None:
+        from hyperball.bench import read
+        from hyperball.bench.table import markdown, put
+
+        text = markdown(read(own.markdown))
+        if own.into is None:
+            print(text)
+        else:
+            own.into.write_text(put(text, own.markdown.as_posix(), own.into.read_text("utf-8")), "utf-8")
+        return 0
+    return measure(chosen(own.sections), own)
+
+
+def parse(given: Sequence[str]) -> argparse.Namespace:
     options = parser("bench")
+    options.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)} or all (the default)")
+    options.add_argument("--device", choices=("cpu", "cuda"), help="cuda where there is one, unless said")
+    options.add_argument("--dtype", choices=DTYPES, help="one dtype for all; each section has its own without it")
+    options.add_argument("--quick", action="store_true", help="fewer shapes and rounds: a minute on a CPU")
+    options.add_argument("--out", type=Path, metavar="FILE", help="the record; results/bench/<device>.json without it")
     options.add_argument(
-        "sections", nargs="*", metavar="SECTION", help="decoupled, pooling, projection; all without one"
+        "--no-tests", action="store_true", help="leave the checkout's tests out; a self-check runs instead"
     )
+    options.add_argument("--markdown", type=Path, metavar="FILE", help="print a record as Markdown and measure nothing")
+    options.add_argument("--into", type=Path, metavar="DOC", help="put --markdown's text between a document's markers")
     own = options.parse_args(given)
-    return subprocess.run([sys.executable, str(find_script()), *own.sections], check=False).returncode
+    if own.into is not None and own.markdown is None:
+        raise UsageError("--into needs --markdown FILE")
+    return own
+
+
+def chosen(names: Sequence[str]) -> list[str]:
+    """The sections of names and aliases, each once; all of them for "all" or for no name."""
+    for name in names:
+        choose("section", name, (*SECTIONS, "all", *ALIASES))
+    if not names or "all" in names:
+        return list(SECTIONS)
+    return list(dict.fromkeys(ALIASES.get(name, name) for name in names))
+
+
+def measure(sections: list[str], own: argparse.Namespace) -> int:
+    import torch
+
+    there = torch.cuda.is_available()
+    if own.device == "cuda" and not there:
+        raise UsageError("--device cuda needs a CUDA device, and torch finds none")
+    device = own.device or ("cuda" if there else "cpu")
+    if device == "cpu" and own.dtype == "tf32":
+        raise UsageError("--dtype tf32 needs a CUDA device: it is a mode of a GPU's matrix units")
+    from hyperball.bench import Setting, run
+    from hyperball.bench.checks import CheckFailed
+    from hyperball.bench.records import default_path
+
+    path = own.out or default_path(device, own.quick)
+    try:
+        run(sections, Setting(device, own.dtype, own.quick), path, not own.no_tests)
+    except CheckFailed as failure:
+        print(f"hyperball bench: {failure}", file=sys.stderr)
+        return 1
+    return 0

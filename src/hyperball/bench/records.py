@@ -1,0 +1,192 @@
+"""What a benchmark leaves behind: rows with their spread, the conditions of their section, and verdicts, as JSON."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from hyperball._version import __version__
+
+SCHEMA = 1
+BUSY = 0.5  # load average over cores from which a CPU's times are doubtful
+
+
+@dataclass(frozen=True)
+class Row:
+    """A subject against a reference: times in ms (median, 20th and 80th percentile), ratio, memory, aim, verdict.
+
+    `ratio` is subject / reference, the median over the rounds; `reached` and `memory_reached` are None where nothing is
+    aimed at. `kept_maps` is what the backward keeps beside input and parameters, in activation maps.
+    """
+
+    section: str
+    case: str
+    work: str
+    mode: str
+    dtype: str
+    subject: str
+    reference: str
+    median_ms: float
+    p20_ms: float | None
+    p80_ms: float | None
+    reference_median_ms: float
+    reference_p20_ms: float | None
+    reference_p80_ms: float | None
+    ratio: float
+    ratio_p20: float | None = None
+    ratio_p80: float | None = None
+    rounds: int | None = None
+    threads: int | None = None
+    peak_mib: float | None = None
+    reference_peak_mib: float | None = None
+    memory_ratio: float | None = None
+    kept_maps: float | None = None
+    aim: float | None = None
+    reached: bool | None = None
+    memory_aim: float | None = None
+    memory_reached: bool | None = None
+    note: str = ""
+
+
+NAMES = {entry.name for entry in fields(Row)}
+NEEDED = {entry.name for entry in fields(Row)[:7]} | {"median_ms", "reference_median_ms", "ratio"}
+
+
+@dataclass
+class Section:
+    """The rows of one section, under one set of conditions; `notes` says what was left out and why."""
+
+    conditions: dict[str, Any]
+    rows: list[Row] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    fits: list[dict[str, Any]] = field(default_factory=list)
+
+
+@dataclass
+class Record:
+    """All that was measured on one device."""
+
+    device: str
+    sections: dict[str, Section] = field(default_factory=dict)
+
+
+def verdict(value: float | None, aim: float | None) -> bool | None:
+    """value ≤ aim, or None where there is no aim or no value."""
+    return None if value is None or aim is None else value <= aim
+
+
+def slug(device: str) -> str:
+    """A device's name as a file name: "NVIDIA GeForce RTX 4090" is rtx-4090."""
+    text = re.sub(r"\((R|TM|tm)\)|@.*|\b(NVIDIA|GeForce|AMD|Intel|CPU|Processor|\d+-Core)\b", " ", device)
+    short = re.sub(r"[^a-z0-9]+", "-", text.lower()).strip("-")
+    return short or "unknown"
+
+
+def cpu_name() -> str:
+    """The processor's own name where Linux tells it, else its architecture."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names and slug(names[0]) != "unknown" else platform.machine()
+
+
+def device_name(device: str) -> str:
+    """The GPU's name, or "CPU" with the processor's."""
+    import torch
+
+    return torch.cuda.get_device_name() if device == "cuda" else f"CPU {cpu_name()}"
+
+
+def default_path(device: str, quick: bool = False) -> Path:
+    """results/bench/<device>.json under the current folder; quick runs have a file of their own."""
+    name = ("cpu-" if device == "cpu" else "") + slug(device_name(device)) + ("-quick" if quick else "")
+    return Path("results") / "bench" / f"{name}.json"
+
+
+def version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def load_average() -> float | None:
+    """Processes that wanted a core in the last minute, on average."""
+    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+
+
+def conditions(setting: Any) -> dict[str, Any]:
+    """Versions, device, threads, load and how times were taken."""
+    import torch
+
+    load, cores = load_average(), os.cpu_count() or 1
+    return {
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "device": device_name(setting.device),
+        "versions": {
+            "hyperball": __version__, "torch": str(torch.__version__), "triton": version_of("triton"),
+            "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version() if setting.on_gpu else None,
+            "python": platform.python_version(), "bcos": version_of("bcos"),
+        },
+        "threads": torch.get_num_threads(), "cores": cores, "load_average": load,
+        "busy": setting.device == "cpu" and load is not None and load > BUSY * cores,
+        "quick": setting.quick, "rounds_at_most": setting.rounds,
+        "statistic": "median with the 20th and 80th percentile over rounds in which subjects take turns",
+        "data": "normal random numbers, channels_last; on a GPU tensors rotate beyond twice its cache",
+        "timer": "CUDA events" if setting.on_gpu else "clock; with one thread processor time",
+    }  # fmt: skip
+
+
+def as_json(record: Record) -> dict[str, Any]:
+    return {"schema": SCHEMA, **asdict(record)}
+
+
+def write(record: Record, path: Path) -> None:
+    """Write a record; sections of an earlier file about the same device stay where they are not measured again."""
+    earlier = read(path).sections if path.exists() else {}
+    merged = Record(record.device, {**earlier, **record.sections})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = path.with_suffix(".part")
+    part.write_text(json.dumps(as_json(merged), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    part.replace(path)
+
+
+def read(path: Path) -> Record:
+    """The record in a file; a file that is none is refused with what is wrong about it."""
+    try:
+        held = json.loads(Path(path).read_text(encoding="utf-8"))
+    except json.JSONDecodeError as error:
+        raise ValueError(f"{path} holds no JSON: {error}") from None
+    if not isinstance(held, dict) or held.get("schema") != SCHEMA:
+        raise ValueError(f"{path} is no record of `hyperball bench` (schema {SCHEMA})")
+    if not isinstance(held.get("device"), str) or not isinstance(held.get("sections"), dict):
+        raise ValueError(f"{path} must hold `device` and `sections`")
+    return Record(held["device"], {name: section(name, given, path) for name, given in held["sections"].items()})
+
+
+def section(name: str, held: Any, path: Path) -> Section:
+    """One section of a record that was read."""
+    if not isinstance(held, Mapping) or not isinstance(held.get("rows"), list):
+        raise ValueError(f"{path}: section {name} must hold `conditions` and `rows`")
+    rows = [row(given, f"{path}: {name}, row {index}") for index, given in enumerate(held["rows"])]
+    return Section(dict(held["conditions"]), rows, list(held.get("notes", ())), list(held.get("fits", ())))
+
+
+def row(held: Mapping[str, Any], where: str) -> Row:
+    missing, unknown = sorted(NEEDED - set(held)), sorted(set(held) - NAMES)
+    if missing or unknown:
+        raise ValueError(f"{where}: {'missing ' + missing[0] if missing else 'unknown field ' + unknown[0]}")
+    if verdict(held["ratio"], held.get("aim")) != held.get("reached"):
+        raise ValueError(f"{where}: `reached` is not what ratio {held['ratio']} and aim {held.get('aim')} say")
+    spreads = dict.fromkeys(("p20_ms", "p80_ms", "reference_p20_ms", "reference_p80_ms"))
+    return Row(**{**spreads, **held})

@@ -1,0 +1,1 @@
+"""What is compared: each section is a module with `cases(setting)` and `notes(setting)`."""

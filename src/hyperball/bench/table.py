@@ -1,0 +1,193 @@
+"""Records as text: an aligned table for a terminal, and the same in Markdown for docs/performance.md."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from hyperball.bench import cards
+from hyperball.bench.records import Record, Row, Section
+
+HEAD = (
+    "case", "work", "dtype", "mode", "subject", "reference", "ms", "p20–p80", "ref. ms", "ratio", "p20–p80", "memory",
+    "aim", "verdict",
+)  # fmt: skip
+RIGHT = {"ms", "ref. ms", "ratio", "memory", "aim"}
+TITLES = {
+    "conv": "One convolution",
+    "train": "Training steps",
+    "pool": "Robust pooling",
+    "projection": "Projections",
+    "inference": "Frozen inference",
+    "scaling": "Scaling",
+}
+
+
+def number(value: float | None, digits: int = 3) -> str:
+    """Three digits that matter, never in exponent notation."""
+    if value is None:
+        return "–"
+    if value == 0:
+        return "0"
+    places = max(0, digits - len(str(int(abs(value))))) if abs(value) >= 1 else digits
+    return f"{value:.{places}f}"
+
+
+def between(low: float | None, high: float | None) -> str:
+    return "" if low is None or high is None else f"{number(low)}–{number(high)}"
+
+
+def memory(row: Row) -> str:
+    """The ratio of peaks on a GPU, the maps kept for the backward on a CPU."""
+    if row.memory_ratio is not None:
+        return f"{row.memory_ratio:.2f}"
+    return "" if row.kept_maps is None else f"{row.kept_maps:.2f} maps"
+
+
+def aim(row: Row) -> str:
+    parts = [f"≤ {number(row.aim)}"] if row.aim is not None else []
+    return ", ".join([*parts, *([f"memory ≤ {row.memory_aim:.2f}"] if row.memory_aim is not None else [])])
+
+
+def verdict(row: Row) -> str:
+    """ "reached", "not reached", or nothing where nothing is aimed at."""
+    said = [value for value in (row.reached, row.memory_reached) if value is not None]
+    if not said:
+        return ""
+    if all(said):
+        return "reached"
+    return "not reached" if row.reached is False else "memory not reached"
+
+
+def cells(row: Row) -> list[str]:
+    return [
+        row.case, row.work, row.dtype, row.mode, row.subject, row.reference, number(row.median_ms),
+        between(row.p20_ms, row.p80_ms), number(row.reference_median_ms), f"{row.ratio:.3f}",
+        between(row.ratio_p20, row.ratio_p80), memory(row), aim(row), verdict(row),
+    ]  # fmt: skip
+
+
+def aligned(rows: Iterable[Row]) -> str:
+    """A table for a terminal; dtype and mode that are always the same stand above it, and notes under it."""
+    rows = list(rows)
+    if not rows:
+        return "nothing was measured"
+    body = [cells(row) for row in rows]
+    same = [place for place in (2, 3) if len(rows) > 1 and len({line[place] for line in body}) == 1]
+    shown = [place for place in range(len(HEAD)) if place not in same and any(line[place] for line in body)]
+    lines = [[line[place] for place in shown] for line in [list(HEAD), *body]]
+    heads = [HEAD[place] for place in shown]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(shown))]
+    text = [
+        "  ".join(f"{c:>{w}}" if h in RIGHT else f"{c:<{w}}" for c, w, h in zip(line, widths, heads, strict=True))
+        for line in lines
+    ]
+    above = [", ".join(f"{HEAD[place]} {body[0][place]}" for place in same)] if same else []
+    notes = dict.fromkeys(f"{row.subject}, {row.case}: {row.note}" for row in rows if row.note)
+    return "\n".join(line.rstrip() for line in [*above, *text, *notes])
+
+
+def fits_table(fits: Sequence[dict[str, Any]]) -> str:
+    """Slopes of time against batch and channels for a terminal."""
+    return "\n".join(
+        f"{fit['axis']:<9} {fit['mode']:<6} {fit['subject']:<14} slope {number(fit['slope'], 2):>5}   "
+        + ", ".join(f"{size}: {number(ms)}" for size, ms in zip(fit["sizes"], fit["ms"], strict=True))
+        for fit in fits
+    )
+
+
+def markdown(record: Record) -> str:
+    """Every section as a Markdown table, then what was reached, predictions for other cards and slopes."""
+    parts = [tables(name, section) for name, section in record.sections.items() if name != "scaling"]
+    parts.append(summary(record))
+    parts += [cards.markdown(record)] if cards.predictions(record) else []
+    scaling = record.sections.get("scaling")
+    parts += [slopes(scaling)] if scaling and scaling.fits else []
+    return "\n\n".join(part for part in parts if part)
+
+
+def put(text: str, record_name: str, document: str) -> str:
+    """The document with the text between its markers <!-- bench: RECORD --> and <!-- /bench -->."""
+    begin, end = f"<!-- bench: {record_name} -->\n", "\n<!-- /bench -->"
+    before, found, rest = document.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not found or not closed:
+        raise ValueError(f"the document has no lines {begin.strip()} and {end.strip()}")
+    return before + begin + text + end + after
+
+
+def conditions_line(section: Section) -> str:
+    held = section.conditions
+    versions = held.get("versions", {})
+    shown = [f"{name} {versions[name]}" for name in ("torch", "triton", "hyperball") if versions.get(name)]
+    threads = [] if "NVIDIA" in str(held.get("device")) else [f"{held.get('threads')} threads"]
+    parts = [held.get("device", ""), *shown, *threads, str(held.get("date", ""))[:10]]
+    return ", ".join(part for part in parts if part) + ("; the machine was busy" if held.get("busy") else "")
+
+
+def tables(name: str, section: Section) -> str:
+    """One line a case, dtype, subject and reference; the works and modes are columns of ratios."""
+    columns = list(dict.fromkeys((row.work, row.mode) for row in section.rows))
+    lines: dict[tuple[str, ...], dict[tuple[str, str], Row]] = {}
+    for row in section.rows:
+        lines.setdefault((row.case, row.dtype, row.subject, row.reference), {})[row.work, row.mode] = row
+    one_mode = len({mode for _, mode in columns}) == 1
+    heads = [work if one_mode else f"{work}, {mode}" for work, mode in columns]
+    head = ["case", "dtype", "subject", "reference", "ref. ms", *heads, "memory", "aim", "verdict"]
+    body = [pivoted(key, found, columns) for key, found in lines.items()]
+    text = [f"**{TITLES.get(name, name)}** ({conditions_line(section)})", "", *grid(head, body)]
+    return "\n".join([*text, *(["", *(f"- {note}" for note in section.notes)] if section.notes else [])])
+
+
+def pivoted(key: tuple[str, ...], found: dict[tuple[str, str], Row], columns: list[tuple[str, str]]) -> list[str]:
+    """The cells of one line; the reference's time is that of the column with an aim, else of the last."""
+    aimed = [row for row in found.values() if row.aim is not None or row.memory_aim is not None]
+    main = aimed[0] if aimed else list(found.values())[-1]
+    ratios = [f"{found[column].ratio:.2f}" if column in found else "" for column in columns]
+    wanted = "; ".join(dict.fromkeys(aim(row) for row in aimed))
+    said = [verdict(row) for row in aimed]
+    missed = [f"{row.work}, {row.mode}: {text}" for row, text in zip(aimed, said, strict=True) if text != "reached"]
+    outcome = "" if not aimed else "; ".join(missed) or "reached"
+    outcome = "not reached" if len(missed) == len(aimed) == 1 and said[0] == "not reached" else outcome
+    return [*key, number(main.reference_median_ms), *ratios, memory(main), wanted, outcome]
+
+
+def grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a Markdown table, without the columns that are empty."""
+    shown = [place for place in range(len(head)) if any(line[place] for line in body)]
+    chosen = [[line[place] for place in shown] for line in [head, *body]]
+    lines = ["| " + " | ".join(line) + " |" for line in chosen]
+    return [lines[0], "|" + "---|" * len(shown), *lines[1:]]
+
+
+def summary(record: Record) -> str:
+    """How many aims were reached, and which were not."""
+    rows = [row for section in record.sections.values() for row in section.rows]
+    aimed = [row for row in rows if row.reached is not None or row.memory_reached is not None]
+    missed = [row for row in aimed if verdict(row) != "reached"]
+    if not aimed:
+        return ""
+    lines = [f"**Aims**: {len(aimed) - len(missed)} of {len(aimed)} reached."]
+    if missed:
+        lines += ["", "Not reached:", "", *(f"- {sentence(row)}" for row in missed)]
+    return "\n".join(lines)
+
+
+def sentence(row: Row) -> str:
+    what = f"{row.case}, {row.work}, {row.dtype}, {row.mode}: {row.subject} over {row.reference}"
+    parts = [f"{row.ratio:.2f} (aim {number(row.aim)})"] if row.reached is False else []
+    parts += [f"peak memory {row.memory_ratio:.2f} (aim {row.memory_aim})"] if row.memory_reached is False else []
+    return f"{what} {', '.join(parts)}"
+
+
+def slopes(section: Section) -> str:
+    """Time against batch and against channels, with the slopes."""
+    lines = [f"**Where cost grows** ({conditions_line(section)})", ""]
+    for axis in dict.fromkeys(fit["axis"] for fit in section.fits):
+        chosen = [fit for fit in section.fits if fit["axis"] == axis]
+        head = [f"{axis}, ms", "mode", *map(str, chosen[0]["sizes"]), "slope"]
+        body = [
+            [fit["subject"], fit["mode"], *(number(ms) for ms in fit["ms"]), number(fit["slope"], 2)] for fit in chosen
+        ]
+        lines += [*grid(head, body), ""]
+    return "\n".join(lines).rstrip()

@@ -1,0 +1,145 @@
+"""`hyperball bench`: mistakes, exit codes, what it writes and prints."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from hyperball.bench import checks, records
+from hyperball.bench.case import Aim, Case
+from hyperball.bench.sections import conv
+from hyperball.cli import main
+from hyperball.cli.bench import SECTIONS, chosen
+
+
+@pytest.fixture(autouse=True)
+def empty_folder(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+
+
+def call(capsys, *arguments):
+    code = main(["bench", *arguments])
+    captured = capsys.readouterr()
+    return code, captured.out, captured.err
+
+
+MISTAKES = {
+    "an unknown section": (["nonsense"], "unknown section 'nonsense'"),
+    "a misspelled section": (["trian"], "did you mean train?"),
+    "an unknown dtype": (["--dtype", "fp8"], "invalid choice: 'fp8'"),
+    "an unknown option": (["--quik"], "unknown option --quik; did you mean --quick?"),
+    "tf32 on a CPU": (["--device", "cpu", "--dtype", "tf32"], "--dtype tf32 needs a CUDA device"),
+    "a document without a record": (["--into", "x.md"], "--into needs --markdown FILE"),
+    "a missing record": (["--markdown", "nothing.json"], "nothing.json: No such file"),
+}
+
+
+@pytest.mark.parametrize("arguments, message", MISTAKES.values(), ids=MISTAKES)
+def test_a_mistake_is_refused_with_one_line(arguments, message, capsys, tmp_path):
+    code, out, errors = call(capsys, *arguments)
+    assert code == 2
+    assert out == ""
+    assert errors.count("\n") == 1
+    assert errors.startswith("hyperball bench: ")
+    assert message in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_gpu_that_is_not_there_is_refused_with_one_line(capsys, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    code, _, errors = call(capsys, "conv", "--device", "cuda")
+    assert code == 2
+    assert errors == "hyperball bench: --device cuda needs a CUDA device, and torch finds none\n"
+
+
+@pytest.mark.parametrize(
+    "names, sections",
+    [
+        ([], list(SECTIONS)),
+        (["all", "pool"], list(SECTIONS)),
+        (["pool", "conv", "pool"], ["pool", "conv"]),
+        (["decoupled", "pooling", "projection", "inference"], ["conv", "pool", "projection", "inference"]),
+    ],
+)
+def test_sections_by_name_alias_or_all(names, sections):
+    assert chosen(names) == sections
+
+
+def test_the_command_lists_the_packages_sections():
+    from hyperball import bench
+    from hyperball.bench import table
+
+    assert SECTIONS == bench.SECTIONS == tuple(table.TITLES)
+
+
+@pytest.fixture
+def one_case(monkeypatch):
+    steps = {name: (lambda sets: [lambda: None] * sets) for name in ("nn.Conv2d", "ours")}
+    case = Case("conv", "tiny", "forward", "fp32", steps, ("nn.Conv2d",), aims={("ours", "nn.Conv2d"): Aim(1e9)})
+    monkeypatch.setattr(conv, "cases", lambda setting: [case])
+    monkeypatch.setattr(checks, "checkout", lambda: None)
+
+
+def test_a_benchmark_checks_measures_prints_and_writes(capsys, one_case, tmp_path):
+    code, out, errors = call(capsys, "conv", "--device", "cpu", "--quick", "--out", "x.json")
+    assert code == 0
+    assert "self-check of conv: relative error" in errors
+    assert "load average" in out
+    assert "threads" in out
+    assert "reached" in out
+    (found,) = records.read(tmp_path / "x.json").sections["conv"].rows
+    assert (found.subject, found.reference, found.reached) == ("ours", "nn.Conv2d", True)
+    code, out, _ = call(capsys, "--markdown", "x.json")
+    assert code == 0
+    assert "| tiny | fp32 | ours | nn.Conv2d |" in out
+
+
+def test_without_a_name_the_record_is_named_after_the_device(capsys, one_case, tmp_path):
+    assert call(capsys, "conv", "--device", "cpu", "--quick")[0] == 0
+    (path,) = (tmp_path / "results" / "bench").iterdir()
+    assert path.name.startswith("cpu-")
+    assert path.name.endswith("-quick.json")
+
+
+def test_a_failed_check_stops_before_anything_is_timed(capsys, one_case, monkeypatch, tmp_path):
+    monkeypatch.setitem(checks.SELF_CHECKS, "conv", lambda setting: 1.0)
+    code, _, errors = call(capsys, "conv", "--device", "cpu", "--out", "x.json")
+    assert code == 1
+    assert "the self-check of conv failed" in errors
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failed_tests_stop_before_anything_is_timed(capsys, one_case, monkeypatch, tmp_path):
+    (tmp_path / "tests").mkdir()
+    (tmp_path / "tests" / "test_wrong.py").write_text("def test_wrong():\n    assert False\n")
+    monkeypatch.setattr(checks, "checkout", lambda: tmp_path)
+    monkeypatch.setitem(checks.TESTS, "conv", ("test_wrong.py::test_wrong",))
+    code, _, errors = call(capsys, "conv", "--device", "cpu", "--out", "x.json")
+    assert code == 1
+    assert "the tests failed, nothing was timed" in errors
+    assert not (tmp_path / "x.json").exists()
+
+
+def test_importing_the_library_does_not_import_its_benchmarks():
+    code = "import hyperball, sys; print([name for name in sys.modules if name.startswith('hyperball.bench')])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+def test_a_document_holds_the_record_between_its_markers(capsys, one_case, tmp_path):
+    document = tmp_path / "x.md"
+    document.write_text("before\n<!-- bench: x.json -->\nold\n<!-- /bench -->\nafter\n")
+    assert call(capsys, "conv", "--device", "cpu", "--quick", "--out", "x.json")[0] == 0
+    assert call(capsys, "--markdown", "x.json", "--into", "x.md")[0] == 0
+    printed = call(capsys, "--markdown", "x.json")[1]
+    assert document.read_text() == f"before\n<!-- bench: x.json -->\n{printed}<!-- /bench -->\nafter\n"
+
+
+def test_a_document_without_markers_is_refused(capsys, one_case, tmp_path):
+    (tmp_path / "x.md").write_text("nothing\n")
+    call(capsys, "conv", "--device", "cpu", "--quick", "--out", "x.json")
+    code, _, errors = call(capsys, "--markdown", "x.json", "--into", "x.md")
+    assert code == 2
+    assert "the document has no lines <!-- bench: x.json --> and <!-- /bench -->" in errors
+    assert (tmp_path / "x.md").read_text() == "nothing\n"
