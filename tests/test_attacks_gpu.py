@@ -7,8 +7,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from hyperball.attacks import evaluate_robustness, fast_fgsm, fgsm, parse, pgd, trades_loss
+from hyperball.attacks import captured, evaluate_robustness, fast_fgsm, fgsm, parse, pgd, trades_loss
 from hyperball.attacks.bench import make_bench
+from hyperball.attacks.gradient import ascend
 from hyperball.data.corruptions import corrupt, names
 
 pytestmark = pytest.mark.gpu
@@ -96,3 +97,44 @@ def test_generators_of_the_gpu_are_left_alone(model, batch):
 def test_corruptions_are_the_same_on_a_gpu(name):
     images = torch.rand(6, 3, 32, 32)
     torch.testing.assert_close(corrupt(images.cuda(), name, 4).cpu(), corrupt(images, name, 4), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("steps", [5, 20])
+def test_replayed_steps_end_where_a_plain_loop_ends(model, batch, steps):
+    x, y = (held.cuda() for held in batch)
+    net = model.cuda()
+    torch.backends.cudnn.deterministic = True
+
+    def climbed(replay):
+        objective = lambda logits: F.cross_entropy(logits, y, reduction="sum")  # noqa: E731
+        return ascend(net, x, objective, EPSILON, step=EPSILON / 8, iterations=steps, replay=replay)
+
+    torch.testing.assert_close(climbed(True), climbed(False), rtol=0, atol=0)
+
+
+def test_graph_after_graph_takes_no_more_memory(model, batch):
+    x, y = (held.cuda() for held in batch)
+    net = model.cuda()
+
+    def climb(count):
+        objective = lambda logits: F.cross_entropy(logits, y[:count], reduction="sum")  # noqa: E731
+        ascend(net, x[:count], objective, EPSILON, step=EPSILON / 8, iterations=12, replay=True)
+        return torch.cuda.memory_reserved()
+
+    first = climb(len(y))
+    assert max(climb(len(y) - round) for round in range(8)) <= first + 2**21
+    captured.release()
+
+
+def test_a_step_that_cannot_be_captured_goes_on_as_it_began(model, batch):
+    x, y = (held.cuda() for held in batch)
+    net = model.cuda()
+
+    def waits(images):
+        assert float(images.sum()) > 0  # reads back from the device, which no graph can
+        return net(images)
+
+    objective = lambda logits: F.cross_entropy(logits, y, reduction="sum")  # noqa: E731
+    options = {"step": EPSILON / 8, "iterations": 12}
+    found = ascend(waits, x, objective, EPSILON, replay=True, **options)
+    torch.testing.assert_close(found, ascend(net, x, objective, EPSILON, **options), rtol=0, atol=1e-6)

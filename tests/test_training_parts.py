@@ -296,6 +296,7 @@ def test_a_spoiled_parameter_is_the_first_offender() -> None:
         ({}, "cpu", 1, False, False),
         ({"steps": 42_500}, "cuda", 1, True, True),
         ({"steps": 100}, "cuda", 1, False, True),
+        ({"steps": 42_500, "model.magnitude": "tanh"}, "cuda", 1, False, True),
         ({}, "cuda", 2, False, False),
         ({"engine.compile": True}, "cpu", 1, True, False),
         ({"engine.compile": False}, "cuda", 1, False, True),

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
+from hyperball._version import __version__
 from hyperball.attacks.bench import Bench
 from hyperball.attacks.journal import fingerprint
 
 FORMAT = 1
-PACKAGES = ("hyperball", "torch", "numpy", "pyautoattack")
+PACKAGES = ("torch", "numpy", "pyautoattack")
 
 
 def identify(bench: Bench, model: Any, source: Any) -> dict[str, Any]:
@@ -47,7 +48,7 @@ def _place(device: torch.device) -> dict[str, Any]:
 
 def versions() -> dict[str, str]:
     """Of Python and the packages that matter here."""
-    found = {"python": platform.python_version()}
+    found = {"python": platform.python_version(), "hyperball": __version__}
     for package in PACKAGES:
         try:
             found[package] = importlib.metadata.version(package)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyperball.attacks import captured
 from hyperball.attacks.arguments import check_count, device_of
 from hyperball.attacks.bench import Bench, Outcome, Progress, make_bench
 from hyperball.attacks.conditions import FORMAT, identify, versions
@@ -138,7 +139,10 @@ def evaluate_robustness(
         _check_attacks(bench, chosen)
         identity = identify(bench, model, source) | {"check_images": check_images}
         conditions = identity | {"epsilon_text": str(epsilon), "versions": versions(), "about": dict(about or {})}
-        return _evaluate(bench, chosen, identity, conditions, checks, None if path is None else Path(path), resume)
+        try:
+            return _evaluate(bench, chosen, identity, conditions, checks, None if path is None else Path(path), resume)
+        finally:
+            captured.release()
 
 
 def _evaluate(

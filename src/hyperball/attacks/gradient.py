@@ -14,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperball.attacks.captured import repeat
 from hyperball.attacks.norms import LINF, Norm, find_norm
 
 Model = Callable[[Tensor], Tensor]
@@ -66,19 +67,27 @@ def ascend(
     start: Tensor | None = None,
     bounds: Bounds = PIXELS,
     eot: int = 1,
+    replay: bool = False,
 ) -> Tensor:
     """x' ← ball(x' + step·direction(∂objective(model(x'))/∂x')), `iterations` times, from `start` or from x.
 
     `eot` averages the gradient over so many calls of a model that draws random numbers (Athalye et al. 2018). The
-    order of operations is foolbox's, so that results are equal to the bit where the gradients are.
+    order of operations is foolbox's, so that results are equal to the bit where the gradients are. `replay` captures
+    a step on a GPU and repeats it; what is itself captured must leave it off.
     """
-    current = (x if start is None else start).detach()
-    for _ in range(iterations):
+
+    def one(current: Tensor) -> Tensor:
         slope = gradient(model, current, objective)
         for _ in range(eot - 1):
             slope = slope + gradient(model, current, objective)
-        current = within(current + step * norm.direction(slope), x, epsilon, bounds, norm)
-    return current.detach()
+        return within(current + step * norm.direction(slope), x, epsilon, bounds, norm).detach()
+
+    current = (x if start is None else start).detach()
+    if replay and eot == 1:
+        return repeat(one, current, iterations)
+    for _ in range(iterations):
+        current = one(current)
+    return current
 
 
 def fgsm(
@@ -149,15 +158,19 @@ def trades_loss(
     loss: Loss = F.cross_entropy,
     bounds: Bounds = PIXELS,
     generator: torch.Generator | None = None,
+    attacked: Model | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """loss(f(x), y) + beta·KL(p(x) ‖ p(x')), x' the point of the box where that divergence is largest; and f(x)."""
+    """loss(f(x), y) + beta·KL(p(x) ‖ p(x')), x' the point of the box where that divergence is largest; and f(x).
+
+    `attacked` is the model through which x' is sought, where that is another form of it.
+    """
     check_positive(epsilon=epsilon, step=step, iterations=iterations, beta=beta)
     with torch.no_grad():
         target = model(x).float().softmax(1)
         noise = torch.empty_like(x).normal_(generator=generator)
         start = torch.clamp(x + TRADES_NOISE * noise, *bounds)
     worst = ascend(
-        model, x, lambda logits: divergence(target, logits), epsilon,
+        attacked or model, x, lambda logits: divergence(target, logits), epsilon,
         step=step, iterations=iterations, start=start, bounds=bounds,
     )  # fmt: skip
     logits = model(x)

@@ -137,7 +137,7 @@ def settings(recipe: Recipe) -> Iterator[None]:
 
 
 def decide_compile(recipe: Recipe, device_type: str, world_size: int, steps: int) -> Decision:
-    """Whether the network is compiled: by default on one GPU, for runs that are long enough for it to pay."""
+    """Whether the network is compiled: by default a plain one on one GPU, for runs long enough for it to pay."""
     asked = recipe.engine.compile
     if asked is False:
         return Decision(False, "engine.compile is false")
@@ -147,6 +147,10 @@ def decide_compile(recipe: Recipe, device_type: str, world_size: int, steps: int
         return Decision(False, "on a CPU eager is the default; engine.compile=true compiles")
     if world_size > 1:
         return Decision(False, "with several devices eager is the default; engine.compile=true compiles")
+    if recipe.model.magnitude is not None:
+        return Decision(
+            False, "decoupled layers run in fused kernels of their own; engine.compile=true compiles the rest"
+        )
     if steps < WORTH_COMPILING:
         return Decision(False, f"{steps} steps end before compilation would pay; engine.compile=true compiles")
     return Decision(True, "one GPU")

@@ -15,6 +15,7 @@ from hyperball.training.assembly import assemble
 from hyperball.training.checkpoint import Checkpoint, CheckpointError, check_fit, save_checkpoint
 from hyperball.training.engine import Engine
 from hyperball.training.interrupts import Flag, Interrupted
+from hyperball.training.lengths import lengths
 from hyperball.training.metrics import Metrics
 from hyperball.training.offender import NonFiniteError
 from hyperball.training.progress import EvaluationReport, Progress, RunInfo, TrainReport
@@ -109,6 +110,8 @@ class Run:
         line = {"kind": "train", "step": self.step, "epoch": self.epoch, "loss": loss, "accuracy": accuracy, "lr": lr}
         if "radius" in rates:
             line["radius_lr"] = rates["radius"]
+        if self.recipe.log.norms:
+            line.update(lengths(self.parts.network.model))
         self.write({**line, "images_per_second": round(report.images_per_second, 1)})
         self.progress.trained(report)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,11 +15,28 @@ from hyperball.training.recipe import Recipe
 Forward = Callable[[Tensor], Tensor]
 
 
+@contextmanager
+def fixed_parameters(module: nn.Module) -> Iterator[None]:
+    """Parameters that ask for no gradient while the block lasts.
+
+    A layer with a backward pass of its own cannot see which gradients are wanted, only which inputs ask for one.
+    """
+    asking = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    for parameter in asking:
+        parameter.requires_grad_(False)
+    try:
+        yield
+    finally:
+        for parameter in asking:
+            parameter.requires_grad_(True)
+
+
 class Objective:
     """loss = cross entropy (smoothed) + orthogonality; adversarial training puts attacked inputs in.
 
-    An attack sees the network as it trains, in training mode. Where `forward` is wrapped for several processes, whose
-    gradients it would wait for, `attack_through` is the network itself.
+    An attack sees the network as it trains, in training mode, and asks for the gradient of its inputs alone: FGSM on
+    all inputs then costs 5/3 of natural training, a pass forward and one backward without weights more. Where
+    `forward` is wrapped for several processes, whose gradients it would wait for, `attack_through` is the network.
     """
 
     def __init__(self, recipe: Recipe, bare: nn.Module, attack_through: nn.Module | None = None) -> None:
@@ -45,6 +63,7 @@ class Objective:
             return trades_loss(
                 forward, x, y, config.epsilon,
                 step=config.step_size, iterations=config.iterations, beta=config.beta, loss=self.cross_entropy,
+                attacked=self.inputs_alone(forward),
             )  # fmt: skip
         logits = forward(self.attacked(forward, x, y))
         loss = self.cross_entropy(logits, y)
@@ -56,12 +75,22 @@ class Objective:
     def attacked(self, forward: Forward, x: Tensor, y: Tensor) -> Tensor:
         """The inputs after the attack of the recipe."""
         config = self.adversarial
-        forward = self.attack_through or forward
+        forward = self.inputs_alone(forward)
         if config.method == "fgsm":
             return fgsm(forward, x, y, config.epsilon)
         if config.method == "fast":
             return fast_fgsm(forward, x, y, config.epsilon, step=config.step_size)
         return pgd(forward, x, y, config.epsilon, step=config.step_size, iterations=config.iterations)
+
+    def inputs_alone(self, forward: Forward) -> Forward:
+        """The network for an attack, whose outputs depend on its inputs and on no parameter."""
+        through = self.attack_through or forward
+
+        def run(x: Tensor) -> Tensor:
+            with fixed_parameters(self.bare):
+                return through(x)
+
+        return run
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
         """−Σ q log p with q = (1 − s)·onehot + s/K, in float32."""

@@ -286,7 +286,7 @@ class EngineConfig(Section):
     """How the work is done; None means wherever it works, and a run records what was done and why.
 
     Args:
-        compile: torch.compile of the network; None compiles on one GPU, for runs of at least 2,000 steps.
+        compile: torch.compile of the network; None compiles plain ones on one GPU, from 2,000 steps on.
         capture: the whole step as one CUDA graph.
         synchronize: statistics of BatchNorm and relative radii over all processes, so that losses equal those of one.
         channels_last: memory format of images on a GPU.
@@ -306,10 +306,12 @@ class LogConfig(Section):
     Args:
         checkpoint_steps: save every so many steps too.
         evaluation_batch: samples of one batch of an evaluation.
+        norms: with the losses, lengths of filters and of their gradients in the latest step.
     """
 
     section: ClassVar[str] = "log"
     every: int = 50
+    norms: bool = False
     evaluate_every: int = 1
     evaluation_batch: int = 512
     checkpoint_every: int = 1

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.metadata
 import json
+import os
 import platform
 import resource
+import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -22,6 +25,7 @@ from hyperball.training.recipe import Recipe
 PACKAGES = ("torch", "numpy", "lightning-fabric", "safetensors", "torchvision", "timm", "triton")
 RECORD, RECIPE, METRICS, CHECKPOINTS = "record.json", "recipe.json", "metrics.jsonl", "checkpoints"
 FORMAT = 1
+Item = TypeVar("Item")
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,8 @@ class Record:
 
     `results` holds "last" (all metrics of the last iterate), "best" (the epoch of the highest test accuracy, which
     looked at the test set to be chosen) and "first_epoch"; `engine` what was compiled and captured, and why;
-    `notes` whatever a reader of the numbers should know, such as a resumption.
+    `notes` whatever a reader of the numbers should know, such as a resumption. A run that is a cell of a table says in
+    `experiment` of which one and by which protocol, and keeps in `curve` a few [epoch, top-1] of its evaluations.
     """
 
     recipe: dict[str, Any]
@@ -42,6 +47,8 @@ class Record:
     timing: dict[str, Any]
     notes: list[str] = field(default_factory=list)
     format: int = FORMAT
+    experiment: dict[str, Any] = field(default_factory=dict)
+    curve: list[list[float]] = field(default_factory=list)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -72,6 +79,7 @@ def environment(device: torch.device, world_size: int) -> dict[str, Any]:
     """Versions, machine and device."""
     return {
         "versions": {"python": platform.python_version(), **versions()},
+        "commit": commit(),
         "machine": platform.machine(),
         "system": platform.system(),
         "device": device_name(device),
@@ -89,6 +97,20 @@ def versions() -> dict[str, str]:
         except importlib.metadata.PackageNotFoundError:
             continue
     return found
+
+
+@functools.cache
+def commit() -> str | None:
+    """The commit of the checkout that this package lies in, "-dirty" with changes; else that of HYPERBALL_COMMIT."""
+    folder = Path(__file__).resolve().parents[3]
+    if not (folder / ".git").exists() or not (folder / "src" / "hyperball").is_dir():
+        return os.environ.get("HYPERBALL_COMMIT")
+    command = ["git", "-C", str(folder), "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return found.stdout.strip() or None
 
 
 def device_name(device: torch.device) -> str:
@@ -116,6 +138,13 @@ class MetricsLog:
     def write(self, line: dict[str, Any]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
             file.write(encoded(line))
+
+
+def thinned(items: Sequence[Item], most: int) -> list[Item]:
+    """At most so many of the items, evenly spread, the first and the last among them."""
+    if len(items) <= most:
+        return list(items)
+    return [items[round(i * (len(items) - 1) / (most - 1))] for i in range(most)]
 
 
 def encoded(line: dict[str, Any]) -> str:

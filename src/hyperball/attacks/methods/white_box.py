@@ -28,7 +28,7 @@ def climb(
     measure = LOSSES[loss]
     return ascend(
         task.model, task.x, lambda logits: measure(logits, task.y).sum(), task.epsilon,
-        step=step, iterations=steps, norm=task.norm, start=start, eot=eot,
+        step=step, iterations=steps, norm=task.norm, start=start, eot=eot, replay=True,
     )  # fmt: skip
 
 
