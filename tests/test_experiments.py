@@ -5,52 +5,132 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 from hyperball import models
+from hyperball.experiments.collecting import collect, seeds_in, write_table
 from hyperball.experiments.protocols import CIFAR_MILESTONES, CIFAR_STEPS, cifar, shorter
-from hyperball.experiments.reproduce import Comparison, as_data, collect, compare, jobs_of, measure_conditions, table
-from hyperball.experiments.table import Entry, Experiment, Reduction, published, slug
-from hyperball.experiments.tables import TABLES, experiment
+from hyperball.experiments.reproduce import (
+    Comparison,
+    Follower,
+    annotate,
+    as_data,
+    compare,
+    draw,
+    jobs_of,
+    measure_conditions,
+    table,
+)
+from hyperball.experiments.table import SCALES, Entry, Experiment, Reduction, published, slug
+from hyperball.experiments.tables import TABLES, TIMED, TRAINED, experiment, trained
 from hyperball.training import Recipe, train
+from hyperball.training.record import Record
 
-CLASSES = {"cifar10": 10, "cifar100": 100, "modelnet40": 40}
+CLASSES = {"cifar10": 10, "cifar100": 100, "modelnet40": 40, "imagenet": 1000, "imagewoof": 10, "mnist": 10}
+SHAPES = {"modelnet40": (4, 16, 3), "mnist": (4, 1, 28, 28)}
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_every_entry_names_a_network_that_can_be_built(name):
-    for entry in experiment(name).entries:
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_entry_names_layers_that_exist(name):
+    for entry in trained(name).entries:
         recipe = entry.recipe
-        if (recipe.model.name, entry.row) in {("resnet32", "sphere"), ("cnn9", "baseline"), ("pointnet", "max")}:
-            models.create(recipe.model.name, num_classes=CLASSES[recipe.data.name], **recipe.model.arguments)
+        assert recipe.data.name in CLASSES
+        if "/" in recipe.model.name:
+            continue
+        options = models.describe(recipe.model.name).options
+        assert set(recipe.model.arguments) <= set(options)
         models.registry.Layers(**{
             key: value for key, value in recipe.model.arguments.items() if key in models.registry.LAYER_OPTIONS
         })  # fmt: skip
 
 
-@pytest.mark.parametrize("name", TABLES)
-def test_quick_scale_is_shorter_and_changes_no_operator(name):
-    paper, quick = experiment(name), experiment(name).at("quick")
-    assert [entry.name for entry in paper.entries] == [entry.name for entry in quick.entries]
-    for full, short in zip(paper.entries, quick.entries, strict=True):
-        assert short.recipe.total_steps(100) < full.recipe.total_steps(100)
-        assert replace(short.recipe.model, options={}) == replace(full.recipe.model, options={})
-    assert quick.reduction.words
+def kinds_of_networks() -> dict[str, Recipe]:
+    """A recipe for every network, and for every way of ours to change one."""
+    found = {}
+    for name in TRAINED:
+        for entry in trained(name).at("quick").entries:
+            model = entry.recipe.model
+            key = (model.name, model.norm, model.pool, model.projection, model.options.get("classifier_normalized"))
+            if "/" not in model.name and (entry.kind == "ours" or model.magnitude in (None, "tanh")):
+                found.setdefault(" ".join(map(str, key)), entry.recipe)
+    return found
+
+
+@pytest.mark.parametrize("recipe", [pytest.param(recipe, id=key) for key, recipe in kinds_of_networks().items()])
+def test_every_kind_of_network_can_be_built_and_gives_logits(recipe):
+    arguments = recipe.model.arguments
+    options = models.describe(recipe.model.name).options
+    arguments |= {key: value for key, value in (("width", 4), ("features", 8)) if key in options}
+    network = models.create(recipe.model.name, num_classes=CLASSES[recipe.data.name], **arguments)
+    size = 64 if recipe.model.name == "resnet18_modified" else 32
+    x = torch.randn(SHAPES.get(recipe.data.name, (4, 3, size, size)))
+    with torch.no_grad():
+        assert network(x).shape == (4, CLASSES[recipe.data.name])
+
+
+@pytest.mark.parametrize("name", ["torchvision/vgg11_bn", "torchvision/googlenet"])
+def test_other_peoples_networks_of_the_architectures_exist(name):
+    pytest.importorskip("torchvision")
+    rows = {entry.recipe.model.name for entry in trained("architectures").entries}
+    assert name in rows
+    with torch.device("meta"):
+        models.create(name, num_classes=10)
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_every_scale_is_shorter_and_changes_no_operator(name):
+    paper = trained(name)
+    for scale in ("quick", "quarter", "half"):
+        reduced = paper.at(scale)
+        assert [entry.name for entry in paper.entries] == [entry.name for entry in reduced.entries]
+        for full, short in zip(paper.entries, reduced.entries, strict=True):
+            assert short.recipe.total_steps(100) < full.recipe.total_steps(100)
+            assert replace(short.recipe.model, options={}, pool=None) == replace(
+                full.recipe.model, options={}, pool=None
+            )
+            assert short.recipe.model.pool == full.recipe.model.pool or "mean instead of max pooling" in reduced.words(
+                scale
+            )
+        assert reduced.words(scale)
 
 
 def test_the_quick_scale_of_the_cifar_tables_is_what_its_words_say():
-    quick = experiment("dcnet-table3").at("quick")
+    quick = trained("dcnet-table3").at("quick")
     for entry in quick.entries:
         recipe = entry.recipe
-        assert (recipe.steps, recipe.batch_size) == (125, 32)
-        assert (recipe.data.train_size, recipe.data.test_size) == (125 * 32, 1000)
-        assert recipe.schedule.milestones == (59, 88, 110)
-        assert recipe.model.options["norm_momentum"] == 0.05
-    for text in ("125 steps", "batches of 32", "one pass over 4,000", "tested on 1,000"):
+        assert (recipe.steps, recipe.batch_size, recipe.data.name) == (600, 32, "cifar10")
+        assert (recipe.data.train_size, recipe.data.test_size) == (600 * 32, 2000)
+        assert recipe.schedule.milestones == (282, 424, 529)
+        assert (recipe.model.options["norm_momentum"], recipe.model.options["width"]) == (0.05, 16)
+        assert recipe.model.pool == "quadratic" or "robust pooling" in entry.row
+    for text in (
+        "CIFAR-10",
+        "600 steps",
+        "batches of 32",
+        "one pass over 19,200",
+        "tested on 2,000",
+        "mean instead of",
+    ):
         assert text in quick.reduction.words
 
 
+@pytest.mark.parametrize("scale, factor", [("quarter", 4), ("half", 2)])
+def test_a_quarter_and_a_half_compress_the_schedule_and_change_nothing_else(scale, factor):
+    for full, short in zip(trained("dcnet-table3").entries, trained("dcnet-table3").at(scale).entries, strict=True):
+        assert short.recipe.steps == CIFAR_STEPS / factor
+        assert short.recipe.schedule.milestones == tuple(mark / factor for mark in CIFAR_MILESTONES)
+        assert set(full.recipe.differences(short.recipe)) == {"steps", "schedule.milestones"}
+
+
+def test_names_of_cells_are_their_own_in_every_table():
+    for name in TRAINED:
+        names = [entry.name for entry in trained(name).entries]
+        assert len(set(names)) == len(names)
+        assert all(part == slug(part) for cell in names for part in cell.split("--"))
+
+
 def test_table3_has_the_thirty_published_cells():
-    entries = experiment("dcnet-table3").entries
+    entries = trained("dcnet-table3").select(["published"]).entries
     assert len(entries) == 30
     by_place = {(entry.row, entry.column): entry for entry in entries}
     best = by_place["seg", "square_cosine, no relu"]
@@ -60,11 +140,69 @@ def test_table3_has_the_thirty_published_cells():
     assert by_place["baseline", "cosine, relu"].recipe.model.magnitude is None
 
 
-def test_published_numbers_are_where_the_paper_has_them():
-    for name, make in TABLES.items():
-        if name.startswith("dcnet"):
-            facts = json.dumps(published()[name.replace("-", "_")])
-            assert all(str(entry.published) in facts for entry in make().entries if entry.published is not None)
+@pytest.mark.parametrize("name", [f"dcnet-table{number}" for number in range(1, 7)])
+def test_published_numbers_of_decoupled_networks_are_the_papers(name):
+    facts = published()[name.replace("-", "_")]["cells"]
+    for entry in trained(name).entries:
+        if entry.kind != "published":
+            continue
+        held = facts[entry.row]
+        if isinstance(held, list):
+            columns = published()["dcnet_table6"]["columns"]
+            assert str(held[columns.index(entry.column)]).rstrip("*") == str(entry.published)
+        else:
+            assert (held[entry.column] if isinstance(held, dict) else held) == entry.published
+
+
+def test_published_numbers_of_poolings_and_projections_are_the_papers():
+    pooled = published()["ddn_pooling_train_and_test_outliers"]["cells"]
+    for entry in trained("pooling-outliers").select(["published"]).entries:
+        assert [entry.published, entry.also["map6_raw"]] == pooled[entry.row][entry.column.split()[0]]
+    tested = published()["ddn_pooling_test_outliers"]["cells"]
+    for entry in trained("pooling-test-outliers").select(["published"]).entries:
+        assert {k.split()[0]: v for k, v in entry.published_conditions.items()} == {
+            share: pair[0] for share, pair in tested[entry.row].items()
+        }
+    for data in ("cifar10", "imagewoof"):
+        facts = published()[f"ddn_projection_{data}"]["cells"]["resnet18"]
+        for entry in trained(f"projections-{data}").select(["published"]).entries:
+            held = facts[entry.row] if entry.row == "none" else facts[entry.row][entry.column]
+            assert (entry.published, entry.also["map6_raw"]) == (held["top1"], held["map"])
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_published_times_are_the_papers(name):
+    facts = published()[f"ddn_{name.replace('projections', 'projection').replace('-', '_')}"]["cells"]
+    printed = json.dumps(facts)
+    subjects = TIMED[name]().subjects("paper")
+    assert sum(subject.published is not None for subject in subjects) >= 9
+    assert all(str(subject.published) in printed for subject in subjects if subject.published is not None)
+
+
+def test_projections_have_all_six_sets_and_a_control():
+    entries = trained("projections-cifar10").entries
+    assert len(entries) == 2 + 12
+    control = next(entry for entry in entries if entry.row == "BatchNorm alone (control)")
+    network = models.create("resnet18", 10, width=4, **{"projection": control.recipe.model.projection})
+    x = 100 * torch.randn(8, network.num_features)
+    head = network.get_classifier()
+    torch.testing.assert_close(head.features(x), head.norm(x))
+
+
+def test_table5_has_the_normalized_softmax_under_adam_and_sgd():
+    entries = trained("dcnet-table5").entries
+    assert {entry.recipe.optimizer.name for entry in entries} == {"adam", "sgd"}
+    assert all(entry.recipe.model.options["classifier_normalized"] for entry in entries)
+
+
+def test_table6_starts_the_standard_network_from_the_plain_one(tmp_path):
+    jobs = {job.cell.name: job for job in jobs_of(trained("dcnet-table6-imagewoof"), range(2), tmp_path)}
+    job = jobs["tanh--standard-resnet18-with-bn/seed-1"]
+    assert job.needs == ("baseline--standard-resnet18-with-bn/seed-1",)
+    assert job.cell.recipe.start.weights == str(tmp_path / job.needs[0])
+    assert jobs["tanh--modified-resnet18-with-bn/seed-1"].needs == ()
+    chosen = trained("dcnet-table6").select(["tanh"]).entries
+    assert [entry.row for entry in chosen] == ["baseline", "tanh", "tanh", "tanh"]
 
 
 def test_cifar_protocol_is_the_published_one():
@@ -79,13 +217,18 @@ def test_shorter_keeps_the_shape_of_a_schedule():
     recipe = shorter(cifar("cifar10", "cnn9"), 0.1)
     assert recipe.steps == 4250
     assert recipe.schedule.milestones == (2000, 3000, 3750)
+    recipe = Recipe.from_dict({"epochs": 20, "schedule": {"name": "step", "milestones": [10, 15], "warmup": 2.0}})
+    assert shorter(recipe, 0.25).schedule.milestones == (2.5, 3.75)
+    assert shorter(recipe, 0.25).schedule.warmup == 0.5
 
 
-def test_cells_are_chosen_by_name_row_or_column():
-    whole = experiment("dcnet-table3")
+def test_cells_are_chosen_by_name_row_column_or_kind():
+    whole = trained("dcnet-table3")
     assert len(whole.select(["tanh"]).entries) == 4
-    assert len(whole.select(["cosine, relu"]).entries) == 8
+    assert len(whole.select(["tanh", "baseline"]).entries) == 6
+    assert len(whole.select(["cosine, relu"]).select(["published"]).entries) == 8
     assert len(whole.select(["tanh--cosine-relu", "baseline"]).entries) == 3
+    assert {entry.kind for entry in whole.select(["ours"]).entries} == {"ours"}
     assert whole.select([]) is whole
     with pytest.raises(ValueError, match=r"no cell 'tank'; did you mean 'tanh'\?"):
         whole.select(["tank"])
@@ -94,8 +237,11 @@ def test_cells_are_chosen_by_name_row_or_column():
 def test_unknown_tables_are_refused_with_a_suggestion():
     with pytest.raises(ValueError, match="did you mean 'dcnet-table3'"):
         experiment("dcnet-tabel3")
-    with pytest.raises(ValueError, match="`scale` must be"):
-        experiment("dcnet-table3").at("full")
+    with pytest.raises(ValueError, match="`scale` must be one of quick, quarter, half, paper, got 'full'"):
+        trained("dcnet-table3").at("full")
+    with pytest.raises(ValueError, match="is a table of times"):
+        trained("pooling-runtime")
+    assert set(TABLES) == {*TRAINED, *TIMED}
 
 
 def test_slugs_are_file_names():
@@ -111,34 +257,138 @@ def test_difference_is_ours_less_the_papers():
     assert Comparison("seg", "cosine", 30.0, (), ()).mean is None
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Experiment:
+def tiny_recipe(**changes) -> Recipe:
     recipe = Recipe.from_dict({
         "data": {"name": "clouds", "train_size": 20, "test_size": 20, "points": 16},
         "model": {"name": "points", "pool": "mean"}, "epochs": 1, "batch_size": 10,
     })  # fmt: skip
-    conditions = {"50 %": {"outliers": 0.5}}
-    entry = Entry("mean", "clean", recipe, 80.0, conditions, {"50 %": 40.0})
-    other = Entry("max", "clean", recipe.override({"model.pool": "max"}), None)
-    return Experiment("tiny", "A tiny table", "nobody", "error", (entry, other), Reduction(lambda r: r, "nothing"))
+    return recipe.override(changes)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Experiment:
+    entry = Entry(
+        "mean", "clean", tiny_recipe(), 80.0, {"50 %": {"outliers": 0.5}}, {"50 %": 40.0}, also={"map_raw": 70.0}
+    )
+    other = Entry("max", "clean", tiny_recipe(**{"model.pool": "max"}), None)
+    reduction = Reduction(lambda recipe: recipe, "nothing")
+    return Experiment("tiny", "A tiny table", "nobody", "error", (entry, other), reduction, also=("map_raw", "ece"))
 
 
 def test_finished_cells_are_compared_and_the_others_left_open(tiny, tmp_path: Path):
-    jobs = jobs_of(tiny, range(2), tmp_path)
+    jobs = jobs_of(tiny, range(2), tmp_path / "runs")
     assert [job.cell.name for job in jobs[:2]] == ["mean--clean/seed-0", "max--clean/seed-0"]
     for job in (jobs[0], jobs[2]):
         train(job.cell.recipe, job.folder)
-    measure_conditions(tiny, jobs)
+    measure_conditions(tiny, jobs, count=2)
     mean, outliers, largest = compare(tiny, jobs)
-    record = json.loads((jobs[0].folder / "record.json").read_text())
-    assert mean.values[0] == pytest.approx(100 * (1 - record["results"]["last"]["top1"]))
-    assert len(mean.values) == len(outliers.values) == 2
+    results = Record.read(jobs[0].folder).results
+    assert mean.values[0] == pytest.approx(100 * (1 - results["last"]["top1"]))
+    assert mean.also["ece"][0] == pytest.approx(100 * results["last"]["ece"])
+    assert (mean.seeds, outliers.seeds) == ((0, 1), (0, 1))
     assert (outliers.column, outliers.published) == ("clean, 50 %", 40.0)
     assert largest.values == ()
     text = table(tiny, [mean, outliers, largest])
     assert f"{mean.difference:+.2f}" in text
     data = json.loads(json.dumps(as_data(tiny, "quick", [mean])))
-    assert (data["numbers"][0]["published"], data["reduction"]) == (80.0, "nothing")
-    assert collect(jobs, tmp_path / "results") == 2
-    kept = {path.name for path in (tmp_path / "results" / "mean--clean" / "seed-0").iterdir()}
-    assert kept == {"recipe.json", "record.json", "metrics.jsonl", "conditions.json"}
+    assert (data["numbers"][0]["published"], data["protocol"]) == (80.0, "nothing")
+    assert data["numbers"][0]["map_raw, paper"] == 70.0
+
+
+def test_a_record_says_of_which_cell_it_is_and_by_which_protocol(tiny, tmp_path: Path):
+    jobs = jobs_of(tiny, [3], tmp_path)
+    train(jobs[0].cell.recipe, jobs[0].folder)
+    annotate(tiny, "quick", jobs)
+    record = Record.read(jobs[0].folder)
+    assert record.experiment == {
+        "table": "tiny", "title": "A tiny table", "source": "nobody", "row": "mean", "column": "clean",
+        "kind": "published", "published": 80.0, "scale": "quick", "protocol": "nothing", "seed": 3,
+    }  # fmt: skip
+    assert record.curve == [[1.0, record.results["last"]["top1"]]]
+    assert {"commit", "versions", "device"} <= set(record.environment)
+    assert jobs[0].is_done
+
+
+def test_kept_records_are_small_and_never_written_over(tiny, tmp_path: Path):
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    jobs = jobs_of(tiny, [0], runs)
+    train(jobs[0].cell.recipe, jobs[0].folder)
+    assert collect(jobs, results) == []
+    kept = results / "mean--clean" / "seed-0"
+    assert {path.name for path in kept.iterdir()} == {"recipe.json", "record.json", "metrics.jsonl"}
+    measure_conditions(tiny, jobs)
+    assert collect(jobs, results) == []
+    assert (kept / "conditions.json").exists()
+    before = (kept / "record.json").read_text()
+
+    longer = replace(tiny, entries=(replace(tiny.entries[0], recipe=tiny_recipe(epochs=2)),))
+    again = jobs_of(longer, [0], tmp_path / "longer")
+    train(again[0].cell.recipe, again[0].folder)
+    (said,) = collect(again, results)
+    assert "of another protocol: `epochs` is 1 there and 2 here" in said
+    record = Record.read(jobs[0].folder)
+    replace(record, results={**record.results, "last": {**record.results["last"], "top1": 1.0}}).write(jobs[0].folder)
+    (said,) = collect(jobs, results)
+    assert "another run of the same recipe" in said
+    assert (kept / "record.json").read_text() == before
+
+
+def test_a_kept_table_counts_the_seeds_that_lie_there(tiny, tmp_path: Path):
+    for seed in (0, 4):
+        jobs = jobs_of(tiny, [seed], tmp_path / f"runs-{seed}")
+        train(jobs[0].cell.recipe, jobs[0].folder)
+        collect(jobs, tmp_path / "results")
+    assert seeds_in(tmp_path / "results") == [0, 4]
+    write_table(tiny, "paper", tmp_path / "results")
+    data = json.loads((tmp_path / "results" / "table.json").read_text())
+    assert data["numbers"][0]["seeds"] == [0, 4]
+    assert (data["scale"], data["protocol"]) == ("paper", "the published schedule")
+
+
+def test_a_cell_that_begins_with_another_is_known_where_its_records_are_kept(tmp_path: Path):
+    first = Entry("plain", "a", tiny_recipe())
+    second = Entry("tanh", "a", tiny_recipe(**{"model.magnitude": "tanh"}), start=("plain", "a"))
+    made = Experiment("two", "Two", "nobody", "error", (first, second), Reduction(lambda r: r, "nothing"))
+    jobs = jobs_of(made, [0], tmp_path / "runs")
+    assert isinstance(jobs[1], Follower)
+    for job in jobs:
+        train(job.cell.recipe, job.folder)
+    collect(jobs, tmp_path / "results")
+    assert all(job.is_done for job in jobs_of(made, [0], tmp_path / "results"))
+    assert "no finished run" in jobs_of(made, [1], tmp_path / "results")[1].missing()
+
+
+def test_pictures_are_drawn_from_finished_runs(tmp_path: Path):
+    from hyperball.experiments.pictures import convergence, filter_lengths, first_filters, learned_radii, two_features
+
+    recipe = Recipe.from_dict({
+        "data": {"name": "digits", "train_size": 200, "test_size": 100},
+        "model": {"name": "digits", "magnitude": "tanh"},
+        "epochs": 2, "batch_size": 50, "log": {"norms": True, "every": 1},
+    })  # fmt: skip
+    draws = (convergence, learned_radii, filter_lengths, first_filters, two_features)
+    made = Experiment(
+        "drawn", "D", "nobody", "error", (Entry("tanh", "cosine", recipe),), Reduction(lambda r: r, ""), draws=draws
+    )
+    jobs = jobs_of(made, range(2), tmp_path)
+    assert draw(made, jobs, tmp_path) == []
+    for job in jobs:
+        train(job.cell.recipe, job.folder)
+    pictures = {path.stem: json.loads(path.read_text()) for path in draw(made, jobs, tmp_path)}
+    assert set(pictures) == {
+        "convergence", "radii", "weight-norm", "gradient-norm", "filters-tanh--cosine", "features-tanh--cosine",
+    }  # fmt: skip
+    (curve,) = pictures["convergence"]["series"]
+    assert curve["x"] == [1.0, 2.0]
+    assert len(curve["y"]) == len(curve["band"]) == 2
+    (lengths,) = pictures["weight-norm"]["series"]
+    assert len(lengths["x"]) == 8
+    assert all(value > 0 for value in lengths["y"])
+    filters = torch.tensor(pictures["filters-tanh--cosine"]["filters"])
+    assert filters.shape == (16, 1, 3, 3)
+    features = pictures["features-tanh--cosine"]
+    assert len(features["points"]) == len(features["labels"]) == 100
+
+
+def test_scales_have_folders_of_their_own():
+    assert len({f"{name}-{scale}" for name in TABLES for scale in SCALES}) == len(TABLES) * len(SCALES)

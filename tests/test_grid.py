@@ -267,7 +267,7 @@ def test_reproduce_does_not_count_a_cell_of_another_recipe(fake_cells, tiny_tabl
     monkeypatch.setitem(tables.TABLES, "tiny", lambda: replace(tiny_table, entries=(entry,)))
     assert main(command) == 1
     assert "not done: a--b/seed-0: refused" in capsys.readouterr().err
-    (number,) = json.loads((tmp_path / "table.json").read_text())["numbers"]
+    (number,) = json.loads((tmp_path / "tiny-paper" / "table.json").read_text())["numbers"]
     assert number["values"] == []
 
 

@@ -11,17 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from hyperball import data
 from hyperball.attacks import Curve, Robustness, evaluate_robustness, robustness_curve
 from hyperball.attacks.bench import Progress
-from hyperball.cli.parsing import UsageError, parser
+from hyperball.cli.parsing import parser
 from hyperball.cli.progress import SECONDS
+from hyperball.experiments.attacked import fixed, network_and_images
 from hyperball.training import load_model, read_recipe
 from hyperball.training.engine import settings
-from hyperball.training.sets import Source, load_set
 
 FOLDER = "attacks"
 
@@ -48,8 +44,8 @@ def run_attacks(
     `images` takes that many of them, evenly over the classes; `source` is the run of an undefended network.
     """
     recipe = read_recipe(run_dir)
-    model, inputs, labels = loaded(run_dir, images, data_root, accelerator)
-    other = None if source is None else load_model(source, data_root=data_root).to(inputs.device)
+    model, inputs, labels = network_and_images(run_dir, images, data_root, accelerator)
+    other = None if source is None else fixed(load_model(source, data_root=data_root).to(inputs.device))
     about = {"run": Path(run_dir).name, "source": source and Path(source).name, "recipe": recipe.to_dict()}
     with settings(recipe):  # TF32 as the recipe says, which by default is off
         return evaluate_robustness(
@@ -58,23 +54,6 @@ def run_attacks(
             path=path or record_path(run_dir, eps, norm, len(labels), seed), resume=resume, about=about,
             progress=progress,
         )  # fmt: skip
-
-
-def loaded(
-    run_dir: str | Path, images: int | None, data_root: str | Path | None, accelerator: str
-) -> tuple[Any, Tensor, Tensor]:
-    """The network of a run, and its test images, on one device."""
-    config = read_recipe(run_dir).data
-    whole = data.load(config.name, data_root)
-    dataset = load_set(config, Source(dataset=whole))
-    if dataset.kind != "images":
-        raise UsageError(f"attacks are for images, but {run_dir} was trained on the {dataset.kind} of {dataset.name}")
-    test = dataset.test if images is None else dataset.test.subset(images)
-    if isinstance(test, data.Files):
-        test = data.decode(test, config.image_size)
-    device = "cuda" if accelerator == "auto" and torch.cuda.is_available() else accelerator.replace("auto", "cpu")
-    test = test.to(device)
-    return load_model(run_dir, dataset=whole).to(device), test.inputs, test.labels
 
 
 def record_path(run_dir: str | Path, eps: str | float, norm: str, images: int, seed: int) -> Path:
@@ -97,7 +76,7 @@ def attack(given: Sequence[str]) -> int:
         path = path or record_path(own.run, own.eps, own.norm, found.record["conditions"]["images"], own.seed)
         curve = None
         if own.curve:
-            model, inputs, labels = loaded(own.run, own.images, own.data_root, own.accelerator)
+            model, inputs, labels = network_and_images(own.run, own.images, own.data_root, own.accelerator)
             options = {**common, "path": path.with_name(f"{path.stem}-curve.json"), "resume": not own.fresh}
             with settings(read_recipe(own.run)):
                 curve = robustness_curve(model, inputs, labels, attack=own.curve, progress=progress, **options)

@@ -76,8 +76,8 @@ COMMANDS = {
         ),
         Command(
             "report",
-            "Write one HTML page about a folder of runs.",
-            "hyperball report runs -o report.html",
+            "Write one HTML page about a folder of runs and results.",
+            "hyperball report results -o report.html",
             "report:report",
             lasting=True,
         ),
@@ -109,7 +109,11 @@ COMMANDS = {
             lasting=True,
         ),
         Command(
-            "bench", "Time the layers against torch's own in the same run.", "hyperball bench pooling", "bench:bench"
+            "bench",
+            "Check the layers, then time them against torch's own in the same run.",
+            "hyperball bench conv train --device cuda",
+            "bench:bench",
+            lasting=True,
         ),
     )
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import subprocess
@@ -10,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hyperball._errors import FAILED, USAGE, exit_code, one_line
 from hyperball.experiments.cell import train_cell
@@ -23,6 +24,7 @@ from hyperball.training.record import RECIPE, RECORD, Record
 
 LOG = "log.txt"
 PAUSE = 0.05
+GRACE = 25.0  # seconds for saving when the time is up
 INTERRUPTIONS = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 SPOKEN = (FAILED, USAGE, *INTERRUPTIONS)  # exit codes of a cell that said in its last line why
 
@@ -35,6 +37,24 @@ class Job:
     folder: Path
     data_root: str | None = None
     accelerator: str = "auto"
+    trains: ClassVar[bool] = True
+
+    @property
+    def log(self) -> Path:
+        """What its process says."""
+        return self.folder / LOG
+
+    @property
+    def needs(self) -> tuple[str, ...]:
+        """The names of cells that must be done before this one begins."""
+        return ()
+
+    def command(self) -> list[str]:
+        """What its process is started with, after what that reads has been written."""
+        recipe = self.folder / "cell.json"
+        write_json(recipe, self.cell.recipe.to_dict())
+        module = "hyperball.experiments.cell"
+        return [module, str(recipe), str(self.folder), self.data_root or "", self.accelerator]
 
     @property
     def is_done(self) -> bool:
@@ -66,14 +86,19 @@ class End:
 Say = Callable[[str], object]
 
 
-def run_local(jobs: Sequence[Job], count: int, say: Say) -> list[End]:
-    """Up to `count` processes at a time; a crash ends its cell alone. Ctrl-C lets every cell save itself."""
-    waiting, ends = list(jobs), list[End]()
-    running: list[tuple[Job, subprocess.Popen[bytes]]] = []
+Running = tuple[Job, "subprocess.Popen[bytes]"]
+
+
+def run_local(jobs: Sequence[Job], count: int, say: Say, seconds: float | None = None) -> list[End]:
+    """Up to `count` processes at a time; a crash ends its cell, and those that need it, alone.
+
+    Ctrl-C, or the end of so many `seconds`, lets every cell save itself.
+    """
+    waiting, ends, running = list(jobs), list[End](), list[Running]()
+    over = math.inf if seconds is None else time.monotonic() + seconds
     try:
-        while waiting or running:
-            while waiting and len(running) < count:
-                running.append((waiting[0], start(waiting.pop(0), count)))
+        while (waiting or running) and time.monotonic() < over:
+            begin(waiting, running, ends, count, say, len(jobs))
             for job, process in list(running):
                 if process.poll() is not None:
                     running.remove((job, process))
@@ -81,32 +106,58 @@ def run_local(jobs: Sequence[Job], count: int, say: Say) -> list[End]:
                     say(told(ends[-1], len(ends), len(jobs)))
             time.sleep(PAUSE)
     except KeyboardInterrupt:
+        over = math.inf
+    if waiting or running:
         say("stopping: every cell saves itself first")
-        ends += stop(running)
+        ends += stop(running, None if over == math.inf else GRACE)
         ends += [End(job, "not begun", interrupted=True) for job in waiting]
     return ends
+
+
+def begin(waiting: list[Job], running: list[Running], ends: list[End], count: int, say: Say, total: int) -> None:
+    """Start the first jobs whose needs are met, and end those whose needs failed."""
+    failed = {end.job.cell.name: end.reason for end in ends if end.reason}
+    for job in list(waiting):
+        broken = [name for name in job.needs if name in failed]
+        if broken:
+            waiting.remove(job)
+            ends.append(End(job, f"it needs {broken[0]}: {failed[broken[0]]}"))
+            say(told(ends[-1], len(ends), total))
+            continue
+        pending = {other.cell.name for other in (*waiting, *(held for held, _ in running))}
+        if len(running) < count and not pending & set(job.needs):
+            waiting.remove(job)
+            running.append((job, start(job, count)))
 
 
 def start(job: Job, count: int) -> subprocess.Popen[bytes]:
     """A process for a job, in a session of its own so that Ctrl-C reaches it through us alone."""
     job.folder.mkdir(parents=True, exist_ok=True)
-    recipe = job.folder / "cell.json"
-    write_json(recipe, job.cell.recipe.to_dict())
     threads = str(max(1, (os.cpu_count() or 1) // count))
-    command = [sys.executable, "-m", "hyperball.experiments.cell", str(recipe), str(job.folder)]
-    with (job.folder / LOG).open("ab") as log:
+    command = [sys.executable, "-m", *job.command()]
+    with job.log.open("ab") as log:
         return subprocess.Popen(
-            [*command, job.data_root or "", job.accelerator],
-            stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
             env={"OMP_NUM_THREADS": threads, **os.environ},
         )  # fmt: skip
 
 
-def stop(running: Sequence[tuple[Job, subprocess.Popen[bytes]]]) -> list[End]:
+def stop(running: Sequence[Running], grace: float | None = None) -> list[End]:
+    """Ask every process to save itself; one that has not after so many seconds is killed."""
     for _, process in running:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-    return [ended(job, process.wait()) for job, process in running]
+    last = None if grace is None else time.monotonic() + grace
+    ends = []
+    for job, process in running:
+        try:
+            code = process.wait(None if last is None else max(0.0, last - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+            code = -signal.SIGTERM
+        ends.append(ended(job, 128 + signal.SIGTERM if code == -signal.SIGTERM else code))
+    return ends
 
 
 def ended(job: Job, code: int) -> End:
@@ -114,7 +165,7 @@ def ended(job: Job, code: int) -> End:
     if code == 0:
         return End(job, job.missing())
     name = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    last = last_line(job.folder / LOG)
+    last = last_line(job.log)
     if last and code not in SPOKEN:
         last = f"{last} ({name})"
     return End(job, last or name, code in INTERRUPTIONS)

@@ -4,16 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from importlib import resources
-from typing import Any, Literal
+from pathlib import Path
+from typing import Any, Literal, get_args
 
+from hyperball.experiments.plan import Attacks
+from hyperball.experiments.protocols import shorter
 from hyperball.rows import nearest
 from hyperball.training.recipe import Recipe
 
-Scale = Literal["quick", "paper"]
+Scale = Literal["quick", "quarter", "half", "paper"]
+Kind = Literal["published", "control", "ours"]
+SCALES: tuple[Scale, ...] = get_args(Scale)
+KINDS: tuple[Kind, ...] = get_args(Kind)
+COMPRESSIONS: dict[str, int] = {"quarter": 4, "half": 2}
 
 
 @dataclass(frozen=True)
@@ -34,6 +41,11 @@ class Entry:
         published: the paper's number, a word such as "N/C" (did not converge), or None where the paper has none.
         conditions: further tests of the trained network, by name: overrides of `recipe.data` such as {"outliers": 0.5}.
         published_conditions: the paper's number under each of them.
+        kind: "published", a "control" that the paper lacks, or an operator of "ours".
+        start: the row and column of the entry whose trained weights this one begins with.
+        also: the paper's numbers of further metrics, by the names of `hyperball.training.Metrics`.
+        also_conditions: those under each condition.
+        attacks: what the trained network is attacked with.
     """
 
     row: str
@@ -42,11 +54,34 @@ class Entry:
     published: float | str | None = None
     conditions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     published_conditions: Mapping[str, float | None] = field(default_factory=dict)
+    kind: Kind = "published"
+    start: tuple[str, str] | None = None
+    also: Mapping[str, float] = field(default_factory=dict)
+    also_conditions: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    attacks: Attacks | None = None
 
     @property
     def name(self) -> str:
         """A name for folders: "tanh--cosine-relu"."""
-        return f"{slug(self.row)}--{slug(self.column)}"
+        return cell_name(self.row, self.column)
+
+
+def cell_name(row: str, column: str) -> str:
+    return f"{slug(row)}--{slug(column)}"
+
+
+@dataclass(frozen=True)
+class Finished:
+    """A trained entry: where its run lies, and how it can be loaded again."""
+
+    entry: Entry
+    seed: int
+    folder: Path
+    data_root: str | None = None
+    accelerator: str = "auto"
+
+
+Draw = Callable[[Sequence[Finished]], Mapping[str, dict[str, Any]]]  # pictures by name, as plain data
 
 
 @dataclass(frozen=True)
@@ -54,9 +89,12 @@ class Experiment:
     """A published table, how its numbers are made, and what to know when reading them.
 
     Args:
-        metric: a name of `hyperball.training.Metrics`, or "error" for 100 - top-1.
+        metric: a name of `hyperball.training.Metrics`, "error" for 100 - top-1 or "top5_error" for 100 - top-5.
         reduction: what `--scale quick` makes of the recipes.
         notes: what the paper leaves open and what was chosen, and controls that it lacks.
+        also: further metrics to show beside it.
+        draws: pictures of the finished runs.
+        family: the name that tables with the same runs share; None is the table's own.
     """
 
     name: str
@@ -66,6 +104,9 @@ class Experiment:
     entries: tuple[Entry, ...]
     reduction: Reduction
     notes: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    draws: tuple[Draw, ...] = ()
+    family: str | None = None
 
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.entries]
@@ -74,26 +115,50 @@ class Experiment:
             raise ValueError(f"`entries` of {self.name} has {twice[0]!r} twice")
 
     def at(self, scale: Scale) -> Experiment:
-        """The experiment with every recipe at this scale."""
+        """The experiment with every recipe at this scale: as published, its schedule compressed, or reduced."""
+        if scale not in SCALES:
+            raise ValueError(f"`scale` must be one of {', '.join(SCALES)}, got {scale!r}")
         if scale == "paper":
             return self
-        if scale != "quick":
-            raise ValueError(f"`scale` must be 'quick' or 'paper', got {scale!r}")
-        return replace(
-            self, entries=tuple(replace(entry, recipe=self.reduction.apply(entry.recipe)) for entry in self.entries)
-        )
+        apply = self.reduction.apply if scale == "quick" else partial(shorter, factor=1 / COMPRESSIONS[scale])
+        return replace(self, entries=tuple(rescaled(entry, scale, apply) for entry in self.entries))
+
+    def words(self, scale: Scale) -> str:
+        """What a scale makes of the published protocol."""
+        if scale == "quick":
+            return self.reduction.words
+        if scale == "paper":
+            return "the published schedule"
+        return f"the schedule compressed by {COMPRESSIONS[scale]}, milestones likewise; all else as published"
 
     def select(self, wanted: Iterable[str]) -> Experiment:
-        """The cells whose name, row or column is wanted; all of them where nothing is."""
-        asked = tuple(wanted)
+        """The cells whose name, row, column or kind is wanted, and those that they begin with; all where nothing is."""
+        asked = set(wanted)
         if not asked:
             return self
-        known = {text for entry in self.entries for text in (entry.name, entry.row, entry.column)}
-        for text in asked:
+        known = {text for entry in self.entries for text in handles(entry)}
+        for text in sorted(asked):
             if text not in known:
                 raise ValueError(f"{self.name} has no cell {text!r}; {nearest(text, sorted(known))}")
-        chosen = [entry for entry in self.entries if {entry.name, entry.row, entry.column} & set(asked)]
-        return replace(self, entries=tuple(chosen))
+        chosen = [entry for entry in self.entries if handles(entry) & asked]
+        needed = {entry.start for entry in chosen}
+        return replace(
+            self, entries=tuple(e for e in self.entries if handles(e) & asked or (e.row, e.column) in needed)
+        )
+
+
+def rescaled(entry: Entry, scale: Scale, apply: Callable[[Recipe], Recipe]) -> Entry:
+    """An entry with its recipe, and that of the network on which attacks are made, at a scale."""
+    attacks = entry.attacks
+    if attacks is not None:
+        attacks = attacks.trained(apply(attacks.source))
+        attacks = attacks.reduced() if scale == "quick" else attacks
+    return replace(entry, recipe=apply(entry.recipe), attacks=attacks)
+
+
+def handles(entry: Entry) -> set[str]:
+    """What `--cells` may call an entry."""
+    return {entry.name, entry.row, entry.column, entry.kind}
 
 
 def slug(text: str) -> str:

@@ -1,27 +1,50 @@
-"""The published tables by name."""
+"""The published tables and figures by name."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from hyperball.experiments import dcnet, declarative
+from hyperball.experiments import dcnet, declarative, figures, imagenet, ours, projections, robustness, runtime
+from hyperball.experiments.runtime import Timing
 from hyperball.experiments.table import Experiment
 from hyperball.rows import nearest
 
-TABLES: dict[str, Callable[[], Experiment]] = {
+TRAINED: dict[str, Callable[[], Experiment]] = {
     "dcnet-table1": dcnet.table1,
     "dcnet-table2": dcnet.table2,
     "dcnet-table3": dcnet.table3,
     "dcnet-table4": dcnet.table4,
     "dcnet-table5": dcnet.table5,
+    "dcnet-table6": imagenet.table6,
+    "dcnet-table6-imagewoof": imagenet.table6_imagewoof,
+    "dcnet-table7": robustness.table7,
+    "dcnet-table8": robustness.table8,
+    "dcnet-figures-mnist": figures.mnist,
+    "dcnet-figure4": dcnet.figure4,
+    "dcnet-norms": dcnet.norms,
     "pooling-outliers": declarative.all_outliers,
     "pooling-test-outliers": declarative.test_outliers,
-    "projections-cifar10": declarative.projections_cifar10,
+    "projections-cifar10": projections.cifar10,
+    "projections-imagewoof": projections.imagewoof,
+    "architectures": ours.architectures,
 }
+TIMED: dict[str, Callable[[], Timing]] = {
+    "pooling-runtime": runtime.pooling,
+    "projections-runtime": runtime.projections,
+}
+TABLES: dict[str, Callable[[], Experiment | Timing]] = {**TRAINED, **TIMED}
 
 
-def experiment(name: str) -> Experiment:
+def experiment(name: str) -> Experiment | Timing:
     """The table of that name."""
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r}; {nearest(name, TABLES)}")
     return TABLES[name]()
+
+
+def trained(name: str) -> Experiment:
+    """The table of that name, whose cells are networks."""
+    if name not in TRAINED:
+        experiment(name)
+        raise ValueError(f"{name} is a table of times; the others are {', '.join(TRAINED)}")
+    return TRAINED[name]()

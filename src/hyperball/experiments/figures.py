@@ -1,0 +1,32 @@
+"""Figures 1, 6 and 7 of Decoupled Networks: two-dimensional features of MNIST."""
+
+from __future__ import annotations
+
+from hyperball.experiments.pictures import first_filters, two_features
+from hyperball.experiments.protocols import mnist_features, shorter
+from hyperball.experiments.table import Entry, Experiment, Reduction
+from hyperball.training.recipe import Recipe
+
+ROWS = ("baseline", "sphere", "ball", "tanh")
+
+
+def quick(recipe: Recipe) -> Recipe:
+    return shorter(recipe, 1 / 10, **{"data.train_size": 8000, "data.test_size": 2000, "batch_size": 64})
+
+
+def mnist() -> Experiment:
+    """Plain and decoupled networks with two features, trained on images as they are and on attacked ones."""
+    cells = tuple(
+        Entry(row, column, mnist_features({} if row == "baseline" else {"magnitude": row}, column == "adversarial"))
+        for row in ROWS
+        for column in ("natural", "adversarial")
+    )
+    return Experiment(
+        "dcnet-figures-mnist", "Two-dimensional features of MNIST, natural and adversarial training",
+        "Liu et al., Decoupled Networks, CVPR 2018, figures 1, 6 and 7", "error", cells,
+        notes=(
+            "the paper prints pictures and no numbers; schedule, epsilon (0.1) and share (0.5) are chosen here",
+        ),
+        reduction=Reduction(quick, "2 of 20 epochs on 8,000 of 60,000 images in batches of 64, tested on 2,000"),
+        draws=(two_features, first_filters),
+    )  # fmt: skip

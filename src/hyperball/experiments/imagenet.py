@@ -1,0 +1,89 @@
+"""Table 6 of Decoupled Networks: ResNet-18 on ImageNet, and the same three questions at the size of Imagewoof."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hyperball.experiments.pictures import convergence
+from hyperball.experiments.protocols import imagenet, shorter
+from hyperball.experiments.table import Entry, Experiment, Reduction, published
+from hyperball.training.recipe import Recipe
+
+SOURCE = "Liu et al., Decoupled Networks, CVPR 2018, table 6"
+COLUMNS = {
+    "standard resnet18 with bn": ("resnet18", "batch"),
+    "modified resnet18 with bn": ("resnet18_modified", "batch"),
+    "modified resnet18 without bn": ("resnet18_modified", "none"),
+}
+QUESTIONS = (
+    "the standard network starts from the trained plain one of the same seed",
+    '"N/C" is a network that the paper could not train',
+    "weight decay is published nowhere: that of the CIFAR protocol",
+)
+EPOCHS = 30
+CLASSES = {
+    "data.name": "imagewoof", "data.image_size": 112, "data.workers": 8, "batch_size": 128, "steps": None,
+    "epochs": EPOCHS, "schedule.unit": "epochs",
+}  # fmt: skip
+
+
+def entries(at_imagewoof: bool) -> tuple[Entry, ...]:
+    facts = published()["dcnet_table6"]
+    made = []
+    for row, values in facts["cells"].items():
+        operator = {} if row == "baseline" else {"magnitude": row}
+        for (column, (model, norm)), value in zip(COLUMNS.items(), values, strict=True):
+            recipe = imagenet(model, norm, operator)
+            starts = ("baseline", column) if row != "baseline" and column.startswith("standard") else None
+            entry_recipe = smaller(recipe) if at_imagewoof else recipe
+            made.append(Entry(row, column, entry_recipe, None if at_imagewoof else number(value), start=starts))
+    return tuple(made)
+
+
+def number(value: float | str) -> float | str:
+    """A published number without its star, which marks networks that start from the plain one."""
+    return float(value.rstrip("*")) if isinstance(value, str) and value.endswith("*") else value
+
+
+def smaller(recipe: Recipe) -> Recipe:
+    """The recipe on Imagewoof: 30 epochs of 112×112 images in batches of 128, milestones at the same shares."""
+    total = recipe.steps or 1
+    marks = [EPOCHS * mark / total for mark in recipe.schedule.milestones]
+    options: dict[str, Any] = dict(recipe.model.options)
+    if "norm_momentum" in options:
+        options["norm_momentum"] = 0.05
+    return recipe.override({**CLASSES, "schedule.milestones": marks, "model.options": options})
+
+
+def quick(recipe: Recipe) -> Recipe:
+    sizes = {"data.train_size": 1000, "data.test_size": 500, "data.workers": 2, "data.image_size": 64}
+    start = recipe if recipe.data.name == "imagewoof" else smaller(recipe)
+    options = {**start.model.options, "width": 32}
+    return shorter(start, 1 / 6, precision="fp32", **sizes, **{"batch_size": 32, "model.options": options})
+
+
+QUICK = Reduction(
+    quick,
+    "Imagewoof: 5 epochs of 1,000 images of 64×64 pixels in batches of 32, tested on 500; networks of 32 channels at "
+    "the start; fp32",
+)
+
+
+def table6() -> Experiment:
+    """ImageNet in full, from an image folder."""
+    return Experiment(
+        "dcnet-table6", "ResNet-18 on ImageNet, top-5 error of center crops", SOURCE, "top5_error", entries(False),
+        notes=QUESTIONS, reduction=QUICK, also=("top1",), draws=(convergence,),
+    )  # fmt: skip
+
+
+def table6_imagewoof() -> Experiment:
+    """The same questions on ten classes: does it start from the plain network, is BatchNorm needed?"""
+    reduced = (
+        f"Imagewoof instead of ImageNet: {EPOCHS} epochs of 112×112 images in batches of 128 instead of 700,000 steps "
+        "of 40, milestones at the same shares, BatchNorm's momentum 0.05; no number of the paper compares"
+    )
+    return Experiment(
+        "dcnet-table6-imagewoof", "Table 6's questions on Imagewoof, top-1 error", SOURCE, "error", entries(True),
+        notes=(reduced, *QUESTIONS), reduction=QUICK, draws=(convergence,),
+    )  # fmt: skip

@@ -1,0 +1,155 @@
+"""Tables of Markdown from a folder of records, and files whose marked parts they fill.
+
+A marked part is what stands between `<!-- results: NAME -->` and `<!-- /results -->`; NAME is a table's name, or
+"summary" for one line a table.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperball.experiments.attack_jobs import doubts_of
+from hyperball.experiments.collecting import TABLE, seeds_in
+from hyperball.experiments.plan import SOURCE
+from hyperball.experiments.reproduce import Comparison, compare, jobs_of, spread
+from hyperball.experiments.table import SCALES, Experiment, Scale
+from hyperball.experiments.tables import TABLES
+from hyperball.rows import nearest
+from hyperball.training.files import FileError, read_tree
+from hyperball.training.record import RECORD
+
+SUMMARY = "summary"
+NOTHING = "No record yet."
+CLOSE = 1.5  # points from the paper that count as reproduced
+MARKED = re.compile(r"(<!-- results: (?P<name>[\w-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Found:
+    """The records of one table at one scale."""
+
+    experiment: Experiment
+    scale: Scale
+    lines: tuple[Comparison, ...]
+    foreign: int
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def measured(self) -> list[Comparison]:
+        return [line for line in self.lines if line.values]
+
+    @property
+    def beside(self) -> list[Comparison]:
+        """Those with a number of the paper that compares: a quick reduction shows an order, not numbers."""
+        return [line for line in self.measured if line.difference is not None and self.scale != "quick"]
+
+    def is_close(self, line: Comparison) -> bool:
+        """Whether ours is within 1.5 points of the paper's, or better."""
+        worse = line.difference if self.experiment.metric.endswith("error") else -(line.difference or 0.0)
+        return worse is not None and worse <= CLOSE
+
+
+def fill(text: str, results: Path) -> str:
+    """The text with every marked part made anew."""
+    return MARKED.sub(lambda part: f"{part[1]}{made(part['name'], results)}\n{part[3]}", text)
+
+
+def made(name: str, results: Path) -> str:
+    if name == SUMMARY:
+        return summary(results)
+    if name not in TABLES:
+        raise ValueError(f"unknown table {name!r} in a marker; {nearest(name, [SUMMARY, *TABLES])}")
+    parts = [detail(found) for found in scales_of(name, results)] or times_of(name, results)
+    return "\n\n".join(parts) or NOTHING
+
+
+def scales_of(name: str, results: Path) -> Iterator[Found]:
+    """A table at every scale of which there are records, the published one first."""
+    whole = TABLES[name]()
+    if not isinstance(whole, Experiment):
+        return
+    for scale in reversed(SCALES):
+        folder = results / f"{whole.family or name}-{scale}"
+        records = [path for path in folder.glob(f"*/seed-*/{RECORD}") if path.parents[1].name != SOURCE]
+        if records:
+            experiment = whole.at(scale)
+            jobs = jobs_of(experiment, seeds_in(folder), folder)
+            done = sum(job.is_done for job in jobs)
+            remarks = tuple(doubts_of(experiment, jobs))
+            yield Found(experiment, scale, tuple(compare(experiment, jobs)), len(records) - done, remarks)
+
+
+def summary(results: Path) -> str:
+    """One line a table and scale: how much of it is measured, and how much of that agrees with the paper."""
+    rows = []
+    for name in TABLES:
+        for found in scales_of(name, results):
+            rows.append(summary_row(found))
+    if not rows:
+        return NOTHING
+    head = ("table", "scale", "numbers", "seeds", f"within {CLOSE:g} points or better", "median difference", "largest")
+    return markdown_table(head, rows)
+
+
+def summary_row(found: Found) -> tuple[str, ...]:
+    seeds = sorted({len(line.values) for line in found.measured})
+    count = f"{seeds[0]}–{seeds[-1]}" if len(seeds) > 1 else str(seeds[0] if seeds else 0)
+    differences = [line.difference for line in found.beside if line.difference is not None]
+    close = sum(map(found.is_close, found.beside))
+    return (
+        found.experiment.title, found.scale, f"{len(found.measured)} of {len(found.lines)}", count,
+        f"{close} of {len(found.beside)}" if found.beside else "–",
+        f"{statistics.median(differences):+.2f}" if differences else "–",
+        f"{max(differences, key=abs):+.2f}" if differences else "–",
+    )  # fmt: skip
+
+
+def detail(found: Found) -> str:
+    """Every number that is measured, ours beside the paper's, and what they were measured under."""
+    experiment = found.experiment
+    head = ("", "", f"{experiment.metric}, %", "best epoch", "paper", "difference", "seeds", *experiment.also)
+    rows = [detail_row(line, line in found.beside) for line in found.measured]
+    protocol = f"Scale `{found.scale}`: {experiment.words(found.scale)}. {len(rows)} of {len(found.lines)} numbers."
+    if found.foreign:
+        protocol += f" {found.foreign} records of other recipes are left out."
+    remarks = "".join(f"\n- {remark}" for remark in found.remarks)
+    return f"{protocol}\n\n{markdown_table(head, rows)}" + (f"\n{remarks}" if remarks else "")
+
+
+def detail_row(line: Comparison, compares: bool) -> tuple[str, ...]:
+    best = f"{statistics.fmean(line.best):.2f}" if line.best else "–"
+    paper = "–" if line.published is None else str(line.published)
+    difference = f"{line.difference:+.2f}" if compares else "–"
+    also = [beside(values, line.published_also.get(name)) for name, values in line.also.items()]
+    return (line.row, line.column, spread(line.values), best, paper, difference, str(len(line.values)), *also)
+
+
+def beside(values: Sequence[float], paper: float | None) -> str:
+    text = spread(values)
+    return text if paper is None else f"{text} ({paper:g})"
+
+
+def times_of(name: str, results: Path) -> list[str]:
+    """A table of times at every scale of which there is one."""
+    parts = []
+    for scale in reversed(SCALES):
+        try:
+            tree: dict[str, Any] = read_tree(results / f"{name}-{scale}" / TABLE)
+            rows = [
+                (n["row"], n["column"], f"{n['mean']:.3f}", "–" if n["published"] is None else f"{n['published']:g}")
+                for n in tree["numbers"]
+            ]
+            parts.append(f"{tree['protocol']}.\n\n" + markdown_table(("", "", tree["metric"], "paper"), rows))
+        except (FileError, KeyError, TypeError):
+            continue
+    return parts
+
+
+def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

@@ -1,0 +1,97 @@
+"""Operators and combinations that the papers lack, as rows of their tables, and architecture against operator.
+
+The pseudo-Huber ball is barron of shape 1, h(n) = n/sqrt(1 + n²/ρ²): the derivative of a pseudo-Huber penalty, a ball
+without its corner.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from hyperball.experiments.protocols import cifar, shorter
+from hyperball.experiments.table import Entry, Experiment, Reduction
+from hyperball.training.recipe import Recipe
+
+PSEUDO_HUBER_BALL = "barron(shape=1.0)"
+LEARNED_SHAPE = "barron(learn_shape=True)"
+OPERATORS = {
+    "pseudo-Huber ball (ours)": PSEUDO_HUBER_BALL,
+    "barron, learned shape (ours)": LEARNED_SHAPE,
+}
+COMBINATIONS: dict[str, dict[str, Any]] = {
+    "baseline, RobustBatchNorm (ours)": {"norm": "robust"},
+    "tanh, RobustBatchNorm (ours)": {"norm": "robust", "magnitude": "tanh"},
+    "baseline, robust pooling (ours)": {"pool": "huber"},
+    "tanh, robust pooling (ours)": {"pool": "huber", "magnitude": "tanh"},
+    "tanh, learned robust pooling (ours)": {"pool": "barron(learn_shape=True)", "magnitude": "tanh"},
+}
+
+
+def ours(row: str, column: str, recipe: Recipe) -> Entry:
+    return Entry(row, column, recipe, kind="ours")
+
+
+def cnn9_combinations(data: str) -> list[Entry]:
+    """Rows for CNN-9: two operators in all columns; robust normalization, and robust pooling for max pooling."""
+    cells = [
+        ours(row, f"{angular}, {words}", cifar(data, "cnn9", magnitude=text, angular=angular, activation=activation))
+        for row, text in OPERATORS.items()
+        for activation, words in (("none", "no relu"), ("relu", "relu"))
+        for angular in ("cosine", "square_cosine")
+    ]
+    return cells + [ours(row, "cosine, relu", cifar(data, "cnn9", **parts)) for row, parts in COMBINATIONS.items()]
+
+
+def resnet32_combinations(data: str) -> list[Entry]:
+    """Rows for ResNet-32, where robust pooling stands for the global average."""
+    cells = [
+        ours(row, angular, cifar(data, "resnet32", magnitude=text, angular=angular))
+        for row, text in OPERATORS.items()
+        for angular in ("cosine", "square_cosine")
+    ]
+    return cells + [ours(row, "cosine", cifar(data, "resnet32", **parts)) for row, parts in COMBINATIONS.items()]
+
+
+ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
+    "cnn9": ("cnn9", {}),
+    "vgg11": ("torchvision/vgg11_bn", {}),
+    "googlenet": ("torchvision/googlenet", {}),
+    "resnet18": ("resnet18", {"stem": "cifar"}),
+    "resnet32": ("resnet32", {}),
+}
+MAGNITUDES = (None, "tanh", "linear", "ball", LEARNED_SHAPE)
+
+
+def architecture_recipe(model: str, options: Mapping[str, Any], magnitude: str | None, angular: str) -> Recipe:
+    """The CIFAR protocol on CIFAR-10 with torch's own settings of normalization, which other people's models have."""
+    operator = {} if magnitude is None else {"magnitude": magnitude, "angular": angular}
+    return cifar("cifar10", model, **operator).override({"model.options": dict(options)})
+
+
+def quick_images(recipe: Recipe) -> Recipe:
+    sizes = {"batch_size": 32, "data.train_size": 6400, "data.test_size": 1000}
+    return shorter(recipe, 1 / 212.5, precision="fp32", **sizes)
+
+
+def architectures() -> Experiment:
+    """Does an operator help every architecture? A grid of networks, magnitudes and angular functions."""
+    cells = [
+        ours(f"{name}, {magnitude or 'baseline'}", angular, architecture_recipe(model, options, magnitude, angular))
+        for name, (model, options) in ARCHITECTURES.items()
+        for magnitude in MAGNITUDES
+        for angular in (("cosine",) if magnitude is None else ("cosine", "square_cosine"))
+    ]
+    return Experiment(
+        "architectures", "Architecture against operator, CIFAR-10", "an open question of Decoupled Networks", "error",
+        tuple(cells),
+        notes=(
+            "torchvision's VGG-11 with BatchNorm and GoogLeNet see 32×32 images through their stems for 224×224",
+            "1×1 convolutions of shortcuts and classifiers stay plain",
+        ),
+        reduction=Reduction(
+            quick_images,
+            "200 steps instead of 42,500, milestones likewise, in batches of 32 instead of 128: one pass over 6,400 of "
+            "50,000 images; tested on 1,000 of 10,000; fp32",
+        ),
+    )  # fmt: skip

@@ -1,0 +1,177 @@
+"""Tables of time and memory: our layers timed beside the published milliseconds."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hyperball import models
+from hyperball.experiments.declarative import SOURCE
+from hyperball.experiments.projections import SETS, projection_text
+from hyperball.experiments.table import Scale, published
+from hyperball.nn.pooling import RobustPool1d
+from hyperball.training.files import write_json
+from hyperball.training.record import environment
+
+ROUNDS, WARMUPS = 15, 3
+Call = Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """One number of a table of times: `make` builds what is timed on a device; the time is divided by `samples`."""
+
+    row: str
+    column: str
+    published: float | None
+    make: Callable[[torch.device], Call]
+    samples: int = 1
+
+
+@dataclass(frozen=True)
+class Timing:
+    """A published table of times; a scale chooses the size of the work, which `work` says in words."""
+
+    name: str
+    title: str
+    source: str
+    unit: str
+    subjects: Callable[[Scale], tuple[Subject, ...]]
+    work: Callable[[Scale], str]
+    notes: tuple[str, ...] = ()
+
+
+def measure_times(table: Timing, scale: Scale, accelerator: str, folders: Sequence[Path]) -> str:
+    """Time every subject, write table.json into the folders, and give the table for a terminal."""
+    on_gpu = torch.cuda.is_available() if accelerator == "auto" else accelerator == "cuda"
+    device = torch.device("cuda" if on_gpu else "cpu")
+    numbers = [timed(subject, device) for subject in table.subjects(scale)]
+    place = environment(device, 1)
+    tree = {
+        "experiment": table.name, "title": table.title, "source": table.source, "metric": table.unit, "scale": scale,
+        "protocol": f"{table.work(scale)}; medians of {ROUNDS} rounds, synchronized, on {place['device']}",
+        "notes": list(table.notes), "environment": place, "numbers": numbers,
+    }  # fmt: skip
+    for folder in folders:
+        write_json(folder / "table.json", tree)
+    lines = [f"{'':<24}{'':<22}{table.unit:>24}{'paper':>9}"]
+    for entry in numbers:
+        paper = "–" if entry["published"] is None else f"{entry['published']:g}"
+        lines.append(f"{entry['row']:<24}{entry['column']:<22}{entry['mean']:>24.3f}{paper:>9}")
+    return "\n".join([*lines, *(f"note: {note}" for note in (tree["protocol"], *table.notes))])
+
+
+def timed(subject: Subject, device: torch.device) -> dict[str, Any]:
+    """The median milliseconds of a subject, all rounds of it, and on a GPU its peak memory."""
+    call = subject.make(device)
+    for _ in range(WARMUPS):
+        call()
+    peak = {}
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        call()
+        peak = {"peak_mib": round(torch.cuda.max_memory_allocated(device) / 2**20, 1)}
+    values = [milliseconds(call, device) / subject.samples for _ in range(ROUNDS)]
+    median = statistics.median(values)
+    difference = None if subject.published is None else median - subject.published
+    return {
+        "row": subject.row, "column": subject.column, "published": subject.published, "values": [median],
+        "rounds": values, "mean": median, "std": None, "difference": difference, "best": [], **peak,
+    }  # fmt: skip
+
+
+def milliseconds(call: Call, device: torch.device) -> float:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    began = time.perf_counter()
+    call()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    return 1e3 * (time.perf_counter() - began)
+
+
+POOLED: dict[str, tuple[int, int, int]] = {"quick": (4, 128, 512)}
+WHOLE = (24, 1024, 2048)
+
+
+def pool_call(pool: torch.nn.Module, shape: tuple[int, int, int], backward: bool, device: torch.device) -> Call:
+    """The pooling of random samples over the last dimension; or its gradient alone, of a graph that is kept."""
+    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
+    x = drawn.to(device).requires_grad_()
+    pool.to(device)
+    if not backward:
+        return lambda: pool(x)
+    y = pool(x)
+    wanted = [x, *pool.parameters()]
+    return lambda: torch.autograd.grad(y, wanted, torch.ones_like(y), retain_graph=True)
+
+
+def pooling_subjects(scale: Scale) -> tuple[Subject, ...]:
+    facts = published()["ddn_pooling_runtime"]["cells"]
+    shape = POOLED.get(scale, WHOLE)
+    made = []
+    for penalty, directions in {**facts, "truncated_quadratic": {}, "quadratic": {}}.items():
+        for direction in ("forward", "backward"):
+            numbers = directions.get(direction, (None, None))
+            for how, number in zip(("fixed", "adaptive"), numbers, strict=True):
+                if how == "adaptive" and penalty == "quadratic":
+                    continue
+                text = f"{penalty}(learn_c=True)" if how == "adaptive" else penalty
+                made.append(Subject(penalty, f"{direction}, {how}", number, pool_maker(text, shape, direction)))
+    return tuple(made)
+
+
+def pool_maker(text: str, shape: tuple[int, int, int], direction: str) -> Callable[[torch.device], Call]:
+    return lambda device: pool_call(RobustPool1d(penalty=text), shape, direction == "backward", device)
+
+
+def pooling() -> Timing:
+    """Forward and backward of one robust pooling."""
+    return Timing(
+        "pooling-runtime", "Time of robust pooling", f"{SOURCE}, slides", "milliseconds", pooling_subjects,
+        lambda scale: f"{POOLED.get(scale, WHOLE)} samples, pooled over the last dimension",
+        ("published times were taken without synchronizing an RTX 2080 Ti: ratios alone compare",),
+    )  # fmt: skip
+
+
+def network_call(projection: str | None, size: int, batch: int, device: torch.device) -> Call:
+    """A ResNet-18 in evaluation, forward."""
+    options = {} if projection is None else {"projection": projection}
+    network = models.create("resnet18", 10, **options).to(device).eval()
+    x = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
+
+    def forward() -> Any:
+        with torch.no_grad():
+            return network(x)
+
+    return forward
+
+
+def projection_subjects(scale: Scale) -> tuple[Subject, ...]:
+    facts = published()["ddn_projection_runtime"]["cells"]
+    size, batch = (64, 8) if scale == "quick" else (224, 128)
+
+    def made(row: str, column: str, number: float | None, text: str | None) -> Subject:
+        return Subject(row, column, number, lambda device: network_call(text, size, batch, device), batch)
+
+    subjects = [made("none", "no projection", facts["none"][0], None)]
+    for row, projection in SETS.items():
+        for how, number in zip(("fixed", "adaptive"), facts.get(row, (None, None)), strict=True):
+            subjects.append(made(row, how, number, projection_text(projection, how)))
+    return tuple(subjects)
+
+
+def projections() -> Timing:
+    """A whole ResNet-18 with each projection before its classifier, an image."""
+    return Timing(
+        "projections-runtime", "Time of a ResNet-18 with projections", f"{SOURCE}, slides", "milliseconds an image",
+        projection_subjects,
+        lambda scale: "forward of 8 images of 64×64 pixels" if scale == "quick" else "forward of 128 images of 224×224",
+        ("the paper's device and batch are not those used here: ratios alone compare",),
+    )  # fmt: skip

@@ -1,0 +1,168 @@
+"""`hyperball reproduce`: trains, keeps, resumes, measures times, and writes the tables of the README and the docs."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hyperball import data
+from hyperball.cli import main
+from hyperball.experiments import markdown, runtime, tables
+from hyperball.experiments.runtime import Subject, Timing
+from hyperball.experiments.table import Entry, Experiment, Reduction
+from hyperball.training import Recipe, train
+
+ROOT = Path(__file__).parents[1]
+FILES = ("README.md", "docs/reproduction.md")
+
+
+@pytest.fixture
+def tiny(monkeypatch) -> Experiment:
+    """A table of two cells, the one beside a number of the paper and the other ours."""
+    recipe = Recipe.from_dict({
+        "data": {"name": "clouds", "train_size": 20, "test_size": 20, "points": 16},
+        "model": {"name": "points", "pool": "mean"}, "epochs": 4, "batch_size": 10,
+    })  # fmt: skip
+    entries = (
+        Entry("mean", "clean", recipe, 80.0, also={"map_raw": 50.0}),
+        Entry("max", "clean", recipe.override({"model.pool": "max"}), kind="ours"),
+    )
+    made = Experiment(
+        "tiny", "A tiny table", "nobody", "error", entries, Reduction(lambda r: r.override({"epochs": 1}), "1 epoch"),
+        notes=("a note",), also=("map_raw",),
+    )  # fmt: skip
+    monkeypatch.setitem(tables.TABLES, "tiny", lambda: made)
+    return made
+
+
+def test_a_table_is_trained_kept_and_printed_beside_the_paper(tiny, tmp_path, capsys):
+    command = ["reproduce", "tiny", "--scale", "quick", "--out", str(tmp_path / "runs"), "--accelerator", "cpu"]
+    command += ["--collect", str(tmp_path / "results")]
+    assert main([*command, "--cells", "published"]) == 0
+    printed = capsys.readouterr().out
+    assert "quick: 1 epoch" in printed
+    assert "note: a note" in printed
+    kept = tmp_path / "results" / "tiny-quick"
+    record = json.loads((kept / "mean--clean" / "seed-0" / "record.json").read_text())
+    assert (record["experiment"]["scale"], record["experiment"]["protocol"]) == ("quick", "1 epoch")
+    data = json.loads((kept / "table.json").read_text())
+    assert [len(number["values"]) for number in data["numbers"]] == [1, 0]
+
+    text = markdown.summary(tmp_path / "results")
+    assert "| A tiny table | quick | 1 of 2 | 1 |" in text
+    filled = markdown.fill("a\n<!-- results: tiny -->\nold\n<!-- /results -->\nb", tmp_path / "results")
+    assert filled.startswith("a\n<!-- results: tiny -->\nScale `quick`: 1 epoch. 1 of 2 numbers.")
+    assert "old" not in filled
+    assert "(50) |\n<!-- /results -->\nb" in filled
+    assert main([*command, "--cells", "published"]) == 0
+    assert "1 cells, 1 done before" in capsys.readouterr().out
+
+
+def test_scales_do_not_share_a_folder(tiny, tmp_path, capsys):
+    for scale in ("quick", "quarter"):
+        command = ["reproduce", "tiny", "--scale", scale, "--cells", "max", "--out", str(tmp_path), "--dry-run"]
+        assert main(command) == 0
+        assert f"1 cells, 0 done before, in {tmp_path / f'tiny-{scale}'}" in capsys.readouterr().out
+
+
+def test_a_time_limit_lets_cells_save_themselves_and_the_same_command_goes_on(tiny, tmp_path, capsys):
+    command = ["reproduce", "tiny", "--cells", "mean", "--out", str(tmp_path), "--accelerator", "cpu"]
+    assert main([*command, "--time-limit", "0.01"]) == 130
+    assert "the same command goes on" in capsys.readouterr().err
+    assert main(command) == 0
+
+
+def test_several_tables_are_made_one_after_the_other(capsys):
+    assert main(["reproduce", "dcnet-table2", "dcnet-figure4", "--scale", "quarter", "--dry-run"]) == 0
+    printed = capsys.readouterr().out
+    assert "10 cells, 0 done before" in printed
+    assert "Convergence of ResNet-32" in printed
+    assert "quarter: the schedule compressed by 4" in printed
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "name a table"),
+        (["dcnet-tabel3"], "did you mean 'dcnet-table3'"),
+        (["dcnet-table3", "--cells", "tank", "--dry-run"], "did you mean 'tanh'"),
+        (["dcnet-table3", "--time-limit", "0"], "--time-limit must be > 0"),
+        (["dcnet-table3", "--seeds", "0"], "--seeds must be >= 1"),
+        (["--markdown", "no-such-folder"], "is no folder"),
+    ],
+)
+def test_mistakes_are_said_in_one_line(arguments, message, capsys):
+    assert main(["reproduce", *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_times_are_measured_beside_the_published_ones(monkeypatch, tmp_path, capsys):
+    subjects = (Subject("a", "forward", 2.5, lambda device: lambda: sum(range(100)), samples=4),)
+    made = Timing("timed", "Times", "nobody", "milliseconds", lambda scale: subjects, lambda scale: "a sum")
+    monkeypatch.setitem(tables.TABLES, "timed", lambda: made)
+    command = ["reproduce", "timed", "--out", str(tmp_path / "runs"), "--collect", str(tmp_path / "results")]
+    assert main([*command, "--accelerator", "cpu", "--scale", "quick"]) == 0
+    assert "a sum; medians of" in capsys.readouterr().out
+    data = json.loads((tmp_path / "results" / "timed-quick" / "table.json").read_text())
+    (number,) = data["numbers"]
+    assert number["mean"] > 0
+    assert len(number["rounds"]) == runtime.ROUNDS
+    assert data["environment"]["versions"]["torch"]
+    assert "| a | forward |" in markdown.made("timed", tmp_path / "results")
+
+
+@pytest.mark.parametrize("name", tables.TIMED)
+def test_what_is_timed_can_be_called(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(runtime, "ROUNDS", 1)
+    monkeypatch.setattr(runtime, "WARMUPS", 0)
+    monkeypatch.setitem(runtime.POOLED, "quick", (2, 3, 16))
+    table = tables.TIMED[name]()
+    for subject in [*table.subjects("quick")][:: 5 if name == "projections-runtime" else 1]:
+        assert runtime.timed(subject, runtime.torch.device("cpu"))["mean"] > 0
+
+
+@pytest.mark.parametrize("name", ["dcnet-table3", "dcnet-table6", "dcnet-figures-mnist", "pooling-outliers"])
+def test_quick_recipes_run_on_the_real_sets(name, tmp_path):
+    recipe = tables.trained(name).at("quick").entries[0].recipe
+    try:
+        data.load(recipe.data.name)
+    except data.DataError as error:
+        pytest.skip(f"no real {recipe.data.name}: {error}")
+    classes = 40 if recipe.data.name == "modelnet40" else 10
+    sizes = {"data.train_size": 4 * classes, "data.test_size": 2 * classes, "batch_size": classes}
+    schedule = {"schedule.name": "constant", "schedule.milestones": [], "schedule.every": None}
+    short = recipe.override({**sizes, **schedule, "steps": 2, "epochs": None, "data.workers": 0})
+    assert train(short, tmp_path, accelerator="cpu").status == "finished"
+
+
+def test_markers_without_records_say_so_and_unknown_ones_are_refused(tmp_path):
+    text = "<!-- results: dcnet-table3 -->\n<!-- /results -->"
+    assert markdown.NOTHING in markdown.fill(text, tmp_path)
+    with pytest.raises(ValueError, match="did you mean 'dcnet-table3'"):
+        markdown.fill(text.replace("table3", "tabel3"), tmp_path)
+
+
+def test_records_of_other_recipes_are_counted_and_left_out(tiny, tmp_path):
+    folder = tmp_path / "tiny-paper" / "mean--clean" / "seed-0"
+    folder.mkdir(parents=True)
+    (folder / "record.json").write_text("{}")
+    assert "1 records of other recipes are left out" in markdown.made("tiny", tmp_path)
+
+
+def test_the_tables_of_readme_and_docs_are_what_the_records_say(capsys):
+    for name in FILES:
+        assert "<!-- results: " in (ROOT / name).read_text(encoding="utf-8")
+    files = [str(ROOT / name) for name in FILES]
+    code = main(["reproduce", "--markdown", str(ROOT / "results"), "--into", *files, "--check"])
+    assert code == 0, capsys.readouterr().out
+
+
+def test_a_stale_file_is_named_and_then_filled(tmp_path, capsys):
+    path = tmp_path / "a.md"
+    path.write_text("<!-- results: summary -->\nold\n<!-- /results -->\n")
+    command = ["reproduce", "--markdown", str(tmp_path), "--into", str(path)]
+    assert main([*command, "--check"]) == 1
+    assert "is not what the records say" in capsys.readouterr().out
+    assert main(command) == 0
+    assert main([*command, "--check"]) == 0
+    assert markdown.NOTHING in path.read_text()

@@ -1,0 +1,315 @@
+"""Tables 7 and 8: one record a network, attacks that go on where they were stopped, and what the tables say of them."""
+
+import json
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import nn
+
+pytest.importorskip("lightning_fabric")
+
+from hyperball.attacks import evaluate_robustness
+from hyperball.experiments import attacked
+from hyperball.experiments.attack_jobs import attack_jobs, doubts_of, source_job, with_attacks
+from hyperball.experiments.attacked import AttackJob, attack_cell, is_done
+from hyperball.experiments.cell import train_cell
+from hyperball.experiments.collecting import collect
+from hyperball.experiments.grid import Cell
+from hyperball.experiments.markdown import fill
+from hyperball.experiments.plan import Attacks, Part
+from hyperball.experiments.reproduce import compare, jobs_of, table
+from hyperball.experiments.robust_numbers import attacked_numbers, counted
+from hyperball.experiments.robustness import LAST, PARTS, table7, table8
+from hyperball.experiments.robustness_record import crossing, packed, unpacked
+from hyperball.experiments.runners import Job, run_local
+from hyperball.experiments.table import Entry, Experiment, Reduction
+from hyperball.experiments.tables import TABLES
+from hyperball.training import Recipe
+from hyperball.training.objective import Objective
+
+ROOT = Path(__file__).parents[1]
+RECIPE = Recipe(steps=60).override({"data.train_size": 640, "data.test_size": 60, "optimizer.lr": 1e-2})
+MAIN = Part("images", {"fgsm": "fgsm", "transfer fgsm": "transfer(attack='fgsm')"}, ("16/255",), checks=8)
+SWEEP = Part("sweep", {"fgsm": "fgsm"}, ("0", "8/255", "255/255"), images=30)
+LONG = Part("long", {"noise": "noise(k=3)"}, ("16/255",), images=20)
+PLAN = Attacks((MAIN, SWEEP), RECIPE, (LONG,), {"none": 90.0, "fgsm": 45.0}, ("fgsm", "transfer fgsm", "noise"))
+ENTRIES = tuple(
+    Entry(row, "natural", RECIPE.override({"model.magnitude": magnitude}), 90.0, attacks=PLAN)
+    for row, magnitude in (("baseline", None), ("tanh", "tanh"))
+)
+TABLE = Experiment(
+    "toy", "A toy", "nobody", "top1", ENTRIES, Reduction(lambda recipe: recipe, "nothing"), family="toys"
+)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A trained and attacked table of two networks and one seed, and its jobs."""
+    out = tmp_path_factory.mktemp("toys")
+    jobs = jobs_of(TABLE, [0], out, accelerator="cpu")
+    everything = with_attacks(TABLE, jobs, [0])
+    for job in everything:
+        if job.trains:
+            train_cell(job.cell.recipe, job.folder, accelerator="cpu")
+    for job in everything:
+        if isinstance(job, AttackJob):
+            run(job)
+    return out, jobs, everything
+
+
+def run(job):
+    job.command()
+    plan = json.loads((job.folder / "attacks" / f"plan-{job.parts[0].name}.json").read_text())
+    attack_cell(plan, job.folder, job.source.folder, None, "cpu")
+
+
+def record(job):
+    return json.loads((job.folder / "robustness.json").read_text())
+
+
+def test_the_source_is_trained_once_a_seed_with_its_own_seed_and_the_longest_attacks_come_last(tmp_path):
+    everything = with_attacks(TABLE, jobs_of(TABLE, [0, 1], tmp_path), [0, 1])
+    names = [job.cell.name for job in everything]
+    assert [name for name in names if name.startswith("source")] == ["source/seed-0", "source/seed-1"]
+    assert [job.cell.recipe.seed for job in everything if job.cell.label == "source"] == [1000, 1001]
+    assert names[-2:] == ["baseline--natural_longest_attacks/seed-0", "tanh--natural_longest_attacks/seed-0"]
+    assert names.index("tanh--natural_attacks/seed-0") < names.index("baseline--natural/seed-1")
+    assert everything[-1].needs == ("tanh--natural/seed-0", "source/seed-0", "tanh--natural_attacks/seed-0")
+
+
+def test_a_network_ends_in_one_record_with_every_attack_and_its_conditions(place):
+    _, jobs, everything = place
+    found = record(jobs[1])
+    assert found["cell"] == {
+        "row": "tanh", "column": "natural", "kind": "published", "seed": 0, "source_seed": 1000,
+    }  # fmt: skip
+    assert [(line["name"], line["images"]) for line in found["attacks"]] == [
+        ("fgsm", 60), ("transfer fgsm", 60), ("noise", 20),
+    ]  # fmt: skip
+    assert {line["epsilon"] for line in found["attacks"]} == {16 / 255}
+    assert found["attacks"][0]["published"] == 45.0
+    assert found["attacks"][2]["conditions"]["k"] == 3
+    assert found["natural"]["accuracy"] == pytest.approx(found["natural"]["trained"])
+    assert found["missing"] == []
+    assert found["check_images"] == 8
+    assert {"torch", "hyperball", "python"} <= found["conditions"]["versions"].keys()
+    assert all(job.is_done for job in everything)
+
+
+def test_the_transfer_attack_is_made_on_the_shared_source(place):
+    _, jobs, _ = place
+    hashes = {record(job)["conditions"]["source_sha256"] for job in jobs}
+    assert len(hashes) == 1
+    own = {record(job)["conditions"]["model_sha256"] for job in jobs}
+    assert len(own | hashes) == 3
+
+
+def test_the_marks_of_single_images_are_kept_in_bits(place):
+    _, jobs, _ = place
+    line = record(jobs[0])["attacks"][0]
+    marks = unpacked(line["withstood"], line["images"])
+    assert sum(marks) / len(marks) == pytest.approx(line["accuracy"])
+    assert unpacked(packed("101100011"), 9) == [mark == "1" for mark in "101100011"]
+
+
+def test_a_sweep_locates_the_budget_of_the_papers_number(place):
+    _, jobs, _ = place
+    (curve,) = record(jobs[0])["sweeps"]
+    assert curve["images"] == 30
+    assert curve["epsilon"] == [0.0, 8 / 255, 1.0]
+    assert curve["accuracy"][0] > 0.45 > curve["accuracy"][-1]
+    assert 0 < curve["located"] < 1
+
+
+@pytest.mark.parametrize(
+    "accuracies, target, expected",
+    [([0.9, 0.5, 0.1], 0.7, 0.5), ([0.9, 0.5, 0.1], 0.1, 2.0), ([0.9, 0.5, 0.1], 0.05, None), ([0.2, 0.2], 0.2, None)],
+)
+def test_a_crossing_lies_on_the_line_between_two_budgets(accuracies, target, expected):
+    found = crossing([float(i) for i in range(len(accuracies))], accuracies, target)
+    assert found == (None if expected is None else pytest.approx(expected))
+
+
+def test_what_is_done_is_not_attacked_again(place, monkeypatch):
+    _, jobs, everything = place
+    before = record(jobs[0])
+    monkeypatch.setattr(attacked.Target, "run", lambda self, part: pytest.fail("ran again"))
+    for job in everything:
+        if isinstance(job, AttackJob) and job.folder == jobs[0].folder:
+            run(job)
+    assert record(jobs[0]) == before
+
+
+def test_a_killed_attack_goes_on_and_ends_with_the_same_record(place, monkeypatch):
+    _, jobs, everything = place
+    job = next(job for job in everything if isinstance(job, AttackJob))
+    before = record(jobs[0])
+    path = job.folder / "attacks" / "images.json"
+    whole = path.read_text()
+    path.unlink()
+    assert not is_done(job.folder, MAIN)
+    assert "images" in job.missing()
+
+    def killed(*arguments, progress=None, **options):
+        def stop(text, done, total):
+            if text.startswith("transfer"):
+                raise KeyboardInterrupt
+
+        return evaluate_robustness(*arguments, progress=stop, **options)
+
+    monkeypatch.setattr(attacked, "evaluate_robustness", killed)
+    with pytest.raises(KeyboardInterrupt):
+        run(job)
+    assert (path.parent / "images.json.partial.jsonl").exists()
+    monkeypatch.undo()
+    run(job)
+    timeless = [{**line, "seconds": 0} for line in record(jobs[0])["attacks"]]
+    assert timeless == [{**line, "seconds": 0} for line in before["attacks"]]
+    path.write_text(whole)
+
+
+def test_the_table_prints_attacks_doubts_and_budgets(place):
+    _, jobs, _ = place
+    lines = compare(TABLE, jobs)
+    assert [line.column for line in lines[:4]] == [
+        "natural", "natural, fgsm", "natural, transfer fgsm", "natural, noise",
+    ]  # fmt: skip
+    assert lines[1].published == 45.0
+    assert lines[1].values == (100 * record(jobs[0])["attacks"][0]["accuracy"],)
+    assert lines[1].seeds == (0,)
+    assert "natural, fgsm" in table(TABLE, lines)
+    texts = doubts_of(TABLE, jobs)
+    assert any(text.startswith("budget: baseline, natural: fgsm gives the paper's 45.0 %") for text in texts)
+    said = [doubt for job in jobs for doubt in record(job)["doubts"]]
+    assert len([text for text in texts if text.startswith("doubt: ")]) == len(said)
+
+
+def test_sentences_that_differ_in_numbers_alone_are_said_once():
+    assert counted(iter(["a 1.5 % b", "a 20 % b", "c"])) == [("a 1.5 % b", 2), ("c", 1)]
+
+
+def test_records_are_kept_with_the_runs_and_the_source(place, tmp_path):
+    _, jobs, everything = place
+    assert collect(everything, tmp_path) == []
+    assert (tmp_path / "source" / "seed-0" / "record.json").exists()
+    for job in jobs:
+        assert json.loads((tmp_path / job.cell.name / "robustness.json").read_text()) == record(job)
+    assert not list(tmp_path.rglob("*.safetensors"))
+    folders = {0: tmp_path / jobs[0].cell.name}
+    assert [name for name, _, found in attacked_numbers(PLAN, folders) if found] == ["fgsm", "transfer fgsm", "noise"]
+
+
+class Stub(Job):
+    """A job whose process runs another module."""
+
+    def command(self):
+        return list(MODULES[self.cell.label])
+
+
+MODULES = {"broken": ("no_such_module",), "endless": ("timeit", "-n1", "-r1", "import time; time.sleep(99)")}
+
+
+def test_jobs_wait_for_what_they_need_and_fall_with_it(tmp_path):
+    first = Stub(Cell("broken", 0, RECIPE), tmp_path / "broken")
+    entry = replace(ENTRIES[0], recipe=RECIPE)
+    attacks = [replace(job, trained=first) for job in attack_jobs(entry, Job(first.cell, first.folder), True)]
+    ends = run_local([first, *attacks], 2, lambda text: None)
+    reasons = [end.reason for end in ends]
+    assert "no_such_module" in reasons[0]
+    assert reasons[1].startswith("it needs broken/seed-0")
+    assert reasons[2].startswith("it needs broken")
+
+
+def test_the_end_of_the_time_stops_what_runs_and_what_waits(tmp_path):
+    jobs = [Stub(Cell("endless", seed, RECIPE), tmp_path / str(seed)) for seed in (0, 1)]
+    ends = run_local(jobs, 1, lambda text: None, seconds=1)
+    assert [end.interrupted for end in ends] == [True, True]
+    assert ends[1].reason == "not begun"
+
+
+@pytest.mark.parametrize("make", [table7, table8])
+def test_published_tables_have_every_network_and_attack(make):
+    entries = {(entry.row, entry.column): entry for entry in make().entries}
+    paper = entries["tanh", "natural"]
+    assert paper.attacks.published == {
+        "none": 91.45, "fgsm": 52.6, "bim": 10.18, "transfer fgsm": 50.61, "transfer bim": 29.06,
+    }  # fmt: skip
+    assert entries["baseline", "adversarial"].recipe.adversarial.method == "fgsm"
+    assert entries["tanh, RobustBatchNorm", "adversarial"].recipe.model.norm == "robust"
+    assert all(entry.recipe.regularizers.orthogonality == 0 for entry in entries.values())
+    assert paper.attacks.parts == PARTS
+    assert paper.attacks.last == LAST
+    (entry,) = (held for held in make().at("quick").entries if (held.row, held.column) == ("ball", "natural"))
+    assert entry.attacks.source.steps == entry.recipe.steps
+    assert entry.attacks.last == ()
+    assert math.isclose(make().at("quarter").entries[0].attacks.source.steps, 42500 / 4, rel_tol=1e-3)
+
+
+def test_both_tables_are_about_the_same_runs(tmp_path):
+    jobs = [jobs_of(make(), [0], tmp_path) for make in (table7, table8)]
+    assert [(job.cell, job.folder) for job in jobs[0]] == [(job.cell, job.folder) for job in jobs[1]]
+    assert {held.family for held in (table7(), table8())} == {"dcnet-robustness"}
+    plans = [attack_jobs(make().entries[0], jobs[0][0], True)[0].plan for make in (table7, table8)]
+    assert plans[0] == plans[1]
+    assert source_job(table7().entries[0], jobs[0][0]).cell.recipe.seed == 1000
+
+
+class Scaled(torch.autograd.Function):
+    """w·x, with a backward pass that tells which gradients it was asked for."""
+
+    asked: ClassVar[list[tuple[bool, ...]]] = []
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.save_for_backward(x, weight)
+        return x * weight
+
+    @staticmethod
+    def backward(ctx, grad):
+        Scaled.asked.append(ctx.needs_input_grad)
+        x, weight = ctx.saved_tensors
+        return grad * weight, (grad * x).sum((0, 2, 3), keepdim=True)
+
+
+class Scale(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(1, 10, 1, 1))
+
+    def forward(self, x):
+        return Scaled.apply(x, self.weight)
+
+
+@pytest.mark.parametrize("method, attacks", [("fgsm", 1), ("fast", 1), ("pgd", 3), ("trades", 3)])
+def test_an_attack_in_training_asks_for_no_gradient_of_weights(method, attacks):
+    Scaled.asked.clear()
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Conv2d(1, 10, 3), Scale(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    recipe = Recipe().override({"adversarial.method": method, "adversarial.iterations": 3})
+    loss, _ = Objective(recipe, network)(network, torch.rand(4, 1, 8, 8), torch.arange(4))
+    assert Scaled.asked == [(True, False)] * attacks
+    loss.backward()
+    assert all(parameter.requires_grad and parameter.grad is not None for parameter in network.parameters())
+    assert Scaled.asked[attacks:] == [(True, True)] * (2 if method == "trades" else 1)
+
+
+def test_the_tables_of_the_document_are_those_of_the_records():
+    text = (ROOT / "docs" / "robustness.md").read_text(encoding="utf-8")
+    assert "<!-- results: dcnet-table7 -->" in text
+    assert "<!-- results: dcnet-table8 -->" in text
+    assert fill(text, ROOT / "results") == text
+
+
+def test_markdown_holds_the_attacks_and_the_doubts(place, monkeypatch, tmp_path):
+    _, _, everything = place
+    monkeypatch.setitem(TABLES, "toy", lambda: TABLE)
+    collect(everything, tmp_path / "toys-paper")
+    text = fill("<!-- results: toy -->\n<!-- /results -->", tmp_path)
+    assert "| tanh | natural, transfer fgsm | " in text
+    assert "| 45.0 |" in text
+    assert "- budget: baseline, natural: fgsm gives the paper's 45.0 % at " in text
+    assert "other recipes" not in text
