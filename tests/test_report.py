@@ -1,109 +1,68 @@
-"""The report: what it reads, what it leaves out, and the page it writes."""
+"""The report's page: what it shows of runs, tables and attacks, and how it is written."""
 
-import html.parser
-import itertools
 import json
-import re
+import time
 
 import pytest
+from report_cases import (
+    bench_tree,
+    make_pooling,
+    make_results,
+    make_robust,
+    make_run,
+    make_table,
+    number,
+    page_of,
+    parsed,
+    table_tree,
+    words_of,
+    write,
+)
 
-from hyperball.cli import main
-from hyperball.report import Chart, Page, Section, Series, read_runs, render, runs_page, write_page
-from hyperball.report.charts import HEIGHT, WIDTH, draw, log_ticks, ticks
-from hyperball.report.records import natural
-from hyperball.report.tables import group, spread
+from hyperball.experiments.table import cell_name
+from hyperball.report import Chart, Page, Section, read_folder, read_runs, render, write_page
+from hyperball.report.kinds import Attack, Bench, Published, RobustCell, Robustness
+from hyperball.report.page import Bar, Bars
+from hyperball.report.pictures import Curves, Features, Filters
+from hyperball.report.results import results_page
+from hyperball.report.sections.join import Joined, slug
+from hyperball.report.tables import gathered, group, spread
 
 pytest.importorskip("jinja2")
 
-RECIPE = {
-    "data": {"name": "digits"},
-    "model": {"name": "digits", "magnitude": "tanh", "angular": "cosine", "options": {}},
-    "optimizer": {"lr": 0.001},
-    "seed": 0,
-}
-LAST = {"step": 20, "epoch": 2.0, "samples": 100, "loss": 0.5, "top1": 0.9, "ece": 0.02}
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return make_results(tmp_path_factory.mktemp("results"))
 
 
-def record(recipe, top1=0.9):
-    last = {**LAST, "top1": top1}
-    return {
-        "format": 1, "recipe": recipe, "status": "finished",
-        "results": {"last": last, "best": last, "first_epoch": {**last, "top1": 0.5}},
-        "conditions": {}, "engine": {"compiled": False, "captured": False},
-        "environment": {"device": "cpu", "versions": {"torch": "2.8.0", "hyperball": "0.1.0"}},
-        "timing": {"seconds": 12.5, "images_per_second": 1000.0}, "notes": [],
-    }  # fmt: skip
-
-
-def metrics(epochs=2, top1=0.9):
-    lines = []
-    for epoch in range(1, epochs + 1):
-        lines.append({"kind": "train", "step": 10 * epoch, "epoch": float(epoch), "loss": 1.0 / epoch})
-        radii = {"conv": {"min": 0.5, "mean": 1.0 + epoch, "max": 2.0}}
-        lines.append(
-            {"kind": "evaluation", "step": 10 * epoch, "epoch": float(epoch), "loss": 0.5, "top1": top1, "radii": radii}
-        )
-    return "".join(json.dumps(line) + "\n" for line in lines)
-
-
-def make_run(folder, *, top1=0.9, finished=True, **changes):
-    """A run's folder as training leaves it; `changes` are dotted with two underscores."""
-    recipe = json.loads(json.dumps(RECIPE))
-    for path, value in changes.items():
-        *parents, last = path.split("__")
-        place = recipe
-        for name in parents:
-            place = place[name]
-        place[last] = value
-    folder.mkdir(parents=True)
-    (folder / "recipe.json").write_text(json.dumps(recipe))
-    (folder / "metrics.jsonl").write_text(metrics(top1=top1))
-    if finished:
-        (folder / "record.json").write_text(json.dumps(record(recipe, top1)))
-    return folder
-
-
-class Checked(html.parser.HTMLParser):
-    """Collects texts and attributes, and checks that tags are balanced."""
-
-    VOID = {"meta", "link", "br"}
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.texts, self.attributes, self.tags = [], [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += attrs
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
-def parsed(text):
-    reader = Checked()
-    reader.feed(text)
-    reader.close()
-    assert reader.open == []
-    return reader
-
-
-def test_a_page_is_one_balanced_file_that_asks_the_network_for_nothing(tmp_path):
-    make_run(tmp_path / "a")
-    page = parsed(render(runs_page(read_runs(tmp_path))))
-    assert "script" not in page.tags
+def test_a_page_is_one_balanced_file_that_asks_the_network_for_nothing(whole):
+    page = parsed(page_of(whole))
+    assert page.tags.count("script") == 1
     links = [value for name, value in page.attributes if name in ("src", "href", "action", "srcset", "data")]
-    assert links == ["data:,"]
-    assert any("default-src 'none'" in str(value) for name, value in page.attributes if name == "content")
+    assert all(link.startswith(("#", "data:")) for link in links)
+    (policy,) = [value for name, value in page.attributes if name == "content" and "default-src" in value]
+    assert "default-src 'none'" in policy
+    assert "script-src 'sha256-" in policy
+
+
+def test_every_kind_of_record_is_read(whole):
+    found = read_folder(whole)
+    counts = {kind: len(found.of(kind)) for kind in (Published, Attack, Robustness, RobustCell, Bench)}
+    assert counts == {Published: 4, Attack: 4, Robustness: 4, RobustCell: 4, Bench: 1}
+    assert [len(found.of(kind)) for kind in (Features, Filters, Curves)] == [1, 1, 1]
+    assert [entry.path for entry in found.left_out] == ["broken"]
+
+
+def test_the_page_of_every_kind_has_its_parts(whole):
+    text = words_of(whole)
+    for part in (
+        "At a glance", "Synthetic synthetic-table", "Convergence", "Learned radii", "Against the share of outliers",
+        "Robustness curves", "Features in the plane", "First-layer filters", "Synthetic norms", "Time over nn.Conv2d",
+        "Time over batch", "How a magnitude warps the plane", "Level sets of the operators", "Every run", "Left out",
+        "an invented note", "12 % of the images have a zero gradient",
+    ):  # fmt: skip
+        assert part in text, part
 
 
 def test_seeds_are_gathered_with_their_spread(tmp_path):
@@ -112,7 +71,7 @@ def test_seeds_are_gathered_with_their_spread(tmp_path):
     make_run(tmp_path / "plain", model__magnitude=None, top1=0.7)
     groups = group(read_runs(tmp_path).runs)
     assert [(entry.label, len(entry.runs)) for entry in groups] == [("plain", 1), ("tanh + cosine", 3)]
-    text = render(runs_page(read_runs(tmp_path)))
+    text = page_of(tmp_path)
     assert "90.00 ± 10.00" in text
     assert "70.00" in text
 
@@ -120,7 +79,7 @@ def test_seeds_are_gathered_with_their_spread(tmp_path):
 def test_an_unfinished_run_is_shown_as_such_and_not_averaged(tmp_path):
     make_run(tmp_path / "done", top1=0.9, seed=0)
     make_run(tmp_path / "going", top1=0.1, seed=1, finished=False)
-    text = render(runs_page(read_runs(tmp_path)))
+    text = page_of(tmp_path)
     assert "1 of 2 unfinished" in text
     assert "90.00" in text
     assert "50.00 ±" not in text
@@ -130,7 +89,7 @@ def test_a_run_that_failed_says_where(tmp_path):
     folder = make_run(tmp_path / "nan", finished=False)
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "failure", "step": 21, "where": "layer conv (Conv2d)"}\n')
-    text = render(runs_page(read_runs(tmp_path)))
+    text = page_of(tmp_path)
     assert "the loss is not finite at step 21; first in layer conv (Conv2d)" in text
     assert "1 of 1 unfinished, 1 of 1 not finite" in text
 
@@ -138,102 +97,160 @@ def test_a_run_that_failed_says_where(tmp_path):
 @pytest.mark.parametrize("change", [{"loss": None}, {"loss": float("nan")}, {"nonfinite": 3}])
 def test_a_run_with_numbers_that_are_not_finite_is_flagged(change, tmp_path):
     make_run(tmp_path / "well", seed=0)
-    assert "not finite" not in render(runs_page(read_runs(tmp_path)))
+    assert "not finite" not in page_of(tmp_path)
     folder = make_run(tmp_path / "ill", seed=1)
     tree = json.loads((folder / "record.json").read_text())
     tree["results"]["last"].update(change)
     (folder / "record.json").write_text(json.dumps(tree))
-    text = render(runs_page(read_runs(tmp_path)))
+    text = page_of(tmp_path)
     assert "1 of 2 not finite" in text
     assert "ill (not finite)" in text
 
 
-BROKEN = {
-    "half a record": ("record.json", lambda text: text[: len(text) // 2], "is not whole JSON"),
-    "an empty record": ("record.json", lambda text: "", "is not whole JSON"),
-    "a record of bytes": ("record.json", lambda text: "\udcff\udcfe", "is not whole JSON"),
-    "a foreign record": ("record.json", lambda text: '{"hello": 1}', "`format` must be 1, got null"),
-    "a list": ("record.json", lambda text: "[1, 2]", "must hold an object"),
-    "a later format": ("record.json", lambda text: text.replace('"format": 1', '"format": 99'), "got 99"),
-    "a text for a number": (
-        "record.json",
-        lambda text: text.replace('"top1": 0.9', '"top1": "0.9"'),
-        "must be a number",
-    ),
-    "a number that is none": (
-        "record.json",
-        lambda text: text.replace('"top1": 0.9', '"top1": NaN'),
-        "must be a number",
-    ),
-    "results of another kind": (
-        "record.json",
-        lambda text: re.sub(r'"results": {.*?}}', '"results": 3', text),
-        "object",
-    ),
-    "deep nesting": ("record.json", lambda text: "[" * 100_000, "is not whole JSON"),
-    "half a recipe": ("recipe.json", lambda text: text[:30], "is not whole JSON"),
-    "a recipe without a model": ("recipe.json", lambda text: '{"data": {}}', "`model` must be an object"),
-}
+def lines_of(folder, which=0):
+    found = read_folder(folder)
+    return Joined(found.of(Published)[which], found.runs, found.of(RobustCell)).lines
 
 
-@pytest.mark.parametrize("file, damage, reason", BROKEN.values(), ids=BROKEN)
-def test_a_broken_record_is_named_and_left_out_and_the_page_is_still_made(file, damage, reason, tmp_path, capsys):
-    make_run(tmp_path / "runs" / "good")
-    bad = make_run(tmp_path / "runs" / "bad")
-    text = damage((bad / file).read_text())
-    (bad / file).write_bytes(text.encode("utf-8", errors="surrogateescape"))
-    page = tmp_path / "page.html"
-    assert main(["report", str(tmp_path / "runs"), "-o", str(page)]) == 0
-    assert reason in capsys.readouterr().out
-    texts = "".join(parsed(page.read_text()).texts)
-    assert "bad" in texts
-    assert reason in texts
-    assert "good" in texts
+def test_a_table_has_ours_the_papers_and_the_difference(tmp_path):
+    errors = (24.0, 25.0, 26.0)
+    for seed, error in enumerate(errors):
+        make_run(tmp_path / f"t/tanh--cosine-relu/seed-{seed}", top1=1 - error / 100, seed=seed)
+    write(tmp_path / "t/table.json", table_tree("t", [number("tanh", "cosine, relu", 24.5, errors, errors)]))
+    (line,) = lines_of(tmp_path)
+    assert line.mean == pytest.approx(25.0)
+    assert line.difference == pytest.approx(0.5)
+    assert len(line.best) == 3
+    text = page_of(tmp_path)
+    for shown in ("25.00 ± 1.00", "24.5", "+0.50", "24.60 ± 1.00"):  # ours, the paper's, their difference, best epoch
+        assert shown in text
+    (tip,) = {value for name, value in parsed(text).attributes if name == "data-tip" and "last iterate" in value}
+    for condition in ("seeds 0, 1, 2", "24.00, 25.00, 26.00", "device cpu", "torch 2.8.0", "commit 0123456789ab"):
+        assert condition in tip
 
 
-def test_metrics_that_are_torn_or_foreign_are_passed_over(tmp_path):
-    folder = make_run(tmp_path / "a")
-    with (folder / "metrics.jsonl").open("ab") as file:
-        file.write(b'\xff\xfe\n[]\n{"kind": "evaluation", "step": "x"}\n{"kind": "evaluation", "st')
-    (run,) = read_runs(tmp_path).runs
-    assert [point.step for point in run.evaluations] == [10, 20]
-    (folder / "metrics.jsonl").unlink()
-    (run,) = read_runs(tmp_path).runs
-    assert run.evaluations == ()
-    render(runs_page(read_runs(tmp_path)))
+def test_runs_of_different_protocols_never_share_a_cell(tmp_path):
+    make_run(tmp_path / "t/tanh--cosine/seed-0", top1=0.8, seed=0)
+    make_run(tmp_path / "t/tanh--cosine/seed-1", top1=0.6, seed=1, optimizer__lr=0.1)
+    write(tmp_path / "t/table.json", table_tree("t", [number("tanh", "cosine", 20.0, [20.0, 40.0])]))
+    lines = lines_of(tmp_path)
+    assert [line.values for line in lines] == [pytest.approx((20.0,)), pytest.approx((40.0,))]
+    assert [line.variant for line in lines] == ["lr 0.001", "lr 0.1"]
+    assert "30.00" not in page_of(tmp_path)
 
 
-def test_every_text_from_a_file_is_escaped(tmp_path):
-    evil = '"><script>alert(1)</script><img src=x onerror=alert(2)>'
-    folder = make_run(tmp_path / "evil", data__name=evil, model__magnitude=evil, model__name=evil, optimizer__lr=evil)
-    tree = json.loads((folder / "record.json").read_text())
-    tree["notes"] = [evil]
-    tree["environment"] = {"device": evil, "versions": {"torch": evil}}
-    (folder / "record.json").write_text(json.dumps(tree))
-    lines = metrics().replace('"conv"', json.dumps(evil))
-    (folder / "metrics.jsonl").write_text(lines)
-    make_run(tmp_path / "other", data__name=evil)
-    (tmp_path / "<b>bad").mkdir()
-    (tmp_path / "<b>bad" / "record.json").write_text(json.dumps({"format": evil}))
-    text = render(runs_page(read_runs(tmp_path), evil))
-    page = parsed(text)
-    assert not {"script", "img", "b"} & set(page.tags)
-    assert "".join(page.texts).count(evil) > 5
+def test_a_run_of_another_scale_does_not_count(tmp_path):
+    make_run(tmp_path / "t/tanh--cosine/seed-0", top1=0.8)
+    place = make_run(tmp_path / "t/tanh--cosine/seed-1", top1=0.3, seed=1)
+    tree = json.loads((place / "record.json").read_text()) | {"experiment": {"table": "t", "scale": "quick"}}
+    (place / "record.json").write_text(json.dumps(tree))
+    write(tmp_path / "t/table.json", table_tree("t", [number("tanh", "cosine", 20.0, [20.0])]))
+    (line,) = lines_of(tmp_path)
+    assert line.values == pytest.approx((20.0,))
 
 
-def test_a_folder_without_runs_gives_a_page_that_says_so(tmp_path):
-    assert "No run was found." in render(runs_page(read_runs(tmp_path)))
+def test_a_table_without_runs_shows_its_own_numbers(tmp_path):
+    write(tmp_path / "table.json", table_tree("t", [number("a", "x", "N/C", [31.5]), number("b", "x", 22.0, [])]))
+    text = words_of(tmp_path)
+    assert "31.50" in text
+    assert "N/C" in text
+    assert "1 of 2 cells have numbers" in text
 
 
-def test_a_report_about_a_folder_without_runs_is_a_mistake(tmp_path, capsys):
-    (tmp_path / "empty").mkdir()
-    assert main(["report", str(tmp_path / "empty"), "-o", str(tmp_path / "page.html")]) == 2
-    assert "holds no runs" in capsys.readouterr().err
-    assert not (tmp_path / "page.html").exists()
+def test_numbers_that_disagree_with_their_records_are_doubted(tmp_path):
+    make_run(tmp_path / "t/tanh--cosine/seed-0", top1=0.8)
+    write(tmp_path / "t/table.json", table_tree("t", [number("tanh", "cosine", 20.0, [11.0])]))
+    (line,) = lines_of(tmp_path)
+    assert line.values == pytest.approx((20.0,))
+    assert line.doubts == ("table.json says 11.00",)
 
 
-def test_numbers_in_names_are_sorted_as_numbers():
-    assert sorted(["seed-10", "seed-2", "a", "seed-1"], key=natural) == ["a", "seed-1", "seed-2", "seed-10"]
+def test_a_quick_table_is_not_held_against_the_paper(tmp_path):
+    make_table(tmp_path / "quick", rows=("baseline", "tanh"), seeds=1, scale="quick", epochs=2)
+    text = page_of(tmp_path)
+    assert "only the ordering can be compared" in text
+    assert 'class=" worse"' not in text
+    assert 'class=" better"' not in text
+
+
+def test_outliers_and_attacks_are_columns_of_their_tables(tmp_path):
+    make_pooling(tmp_path / "pooling")
+    make_robust(tmp_path / "robust")
+    found = read_folder(tmp_path)
+    tables = {section.table: section.tables[0] for section in results_page(found).sections if section.table}
+    assert tables["synthetic-pooling"].columns == ("", "test set", "0 %", "10 %", "30 %", "50 %", "90 %")
+    assert tables["synthetic-attacks"].columns == ("", "test set", "fgsm", "bim", "auto")
+    fgsm = tables["synthetic-attacks"].rows[0][2]
+    assert fgsm.text == "41.00 ± 1.41"
+    assert "doubt: an invented doubt about masked gradients" in fgsm.tip
+
+
+def test_networks_of_two_scales_never_share_a_table_of_attacks(tmp_path):
+    for scale in ("quick", "paper"):
+        make_robust(tmp_path / scale, rows=("tanh",), seeds=1)
+        (place,) = (tmp_path / scale).glob("*/seed-0")
+        tree = json.loads((place / "record.json").read_text()) | {"experiment": {"scale": scale}}
+        (place / "record.json").write_text(json.dumps(tree))
+    (section,) = [entry for entry in results_page(read_folder(tmp_path)).sections if entry.part == "robustness"]
+    assert [table.heading for table in section.tables if "1,000" in table.heading] == [
+        "linf 8/255, 1,000 images, scale paper", "linf 8/255, 1,000 images, scale quick",
+    ]  # fmt: skip
+    assert [len(chart.series) for chart in section.galleries[0].charts] == [1, 1]
+
+
+def test_a_table_of_times_has_no_percent(tmp_path):
+    numbers = [number("pool", "forward", 3.0, [1.5]), number("pool", "backward", 4.0, [2.5])]
+    write(tmp_path / "table.json", table_tree("times", numbers, "milliseconds"))
+    text = words_of(tmp_path)
+    assert "milliseconds, %" not in text
+    assert "only ratios can be compared" in text
+
+
+def test_further_metrics_have_columns_of_their_own(tmp_path):
+    numbers = [
+        number("a", "x", 80.0, [81.0], **{"map6_raw": 95.123, "map6_raw, paper": 96.0}),
+        number("b", "x", 1.0, []),
+    ]
+    write(tmp_path / "table.json", table_tree("t", numbers, "top1"))
+    (section,) = [entry for entry in results_page(read_folder(tmp_path)).sections if entry.table]
+    (table,) = section.tables
+    assert table.columns[-2:] == ("map6_raw", "map6_raw, paper")
+    assert [cell.text for cell in table.rows[0][-2:]] == ["95.12", "96.00"]
+    assert [cell.text for cell in table.rows[1][-2:]] == ["–", "–"]
+
+
+def test_benchmarks_are_bars_of_time_and_memory_against_their_aims(tmp_path):
+    tree = bench_tree()
+    for row in tree["sections"]["conv"]["rows"]:
+        row |= {"memory_ratio": 1.1, "memory_aim": 1.05}
+    write(tmp_path / "gpu.json", tree)
+    (section,) = [entry for entry in results_page(read_folder(tmp_path)).sections if entry.part == "benchmarks"]
+    bars = [figure for figure in section.charts if isinstance(figure, Bars)]
+    titles = ["Time over nn.Conv2d: conv", "Peak memory over nn.Conv2d: conv"]
+    assert [figure.title for figure in bars] == 2 * titles
+    assert [figure.note for figure in bars[::2]] == ["forward+backward, graph, bf16", "forward+backward, eager, bf16"]
+    assert [bar.heading for bar in bars[0].bars] == ["64x64x32x32"] * 2 + ["512x64x32x32"] * 2
+    assert [bar.goal for bar in bars[0].bars] == [1.5] * 4
+    assert [bar.goal for bar in bars[1].bars] == [1.05] * 4
+    assert bars[0].bars[0].text == "1.26×"
+    assert [chart.title for chart in section.charts if isinstance(chart, Chart)] == ["Time over batch: conv, graph"]
+
+
+@pytest.mark.parametrize("values, log", [((0.5, 1.2, 2.0), False), ((0.01, 1.0, 200.0), True)])
+def test_bars_of_ratios_that_differ_widely_are_logarithmic_and_begin_at_one(values, log):
+    bars = Bars("t", tuple(Bar("b", value, "") for value in values), mark=1.0)
+    assert (bars.ends[0] > 0) is log
+    places = [bars.place(value) for value in values]
+    assert places == sorted(places)
+    assert 0 <= places[0] < places[-1] <= 100
+    left, width = bars.span(values[0])
+    assert left == (places[0] if log else 0.0)
+    assert left + width == pytest.approx(bars.place(1.0) if log else places[0], abs=0.02)
+
+
+def test_the_name_of_a_cell_is_that_of_its_folder():
+    for row, column in (("tanh", "cosine, no relu"), ("weighting=joint (eq 15)", "tanh+cosine"), ("L∞ ball", "a_b.c")):
+        assert f"{slug(row)}--{slug(column)}" == cell_name(row, column)
 
 
 def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
@@ -251,51 +268,19 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_a_folder_is_no_page(tmp_path, capsys):
-    make_run(tmp_path / "runs" / "a")
-    assert main(["report", str(tmp_path / "runs"), "-o", str(tmp_path)]) == 2
-    assert "is a folder" in capsys.readouterr().err
+def test_a_thousand_records_make_a_small_page_in_little_time(tmp_path):
+    rows = tuple(f"operator {index}" for index in range(100))
+    make_table(tmp_path / "big", rows=rows, columns=("a", "b"), seeds=5, epochs=20)
+    began = time.perf_counter()
+    text = page_of(tmp_path)
+    assert len(text.encode()) < 5e6
+    assert time.perf_counter() - began < 20
+    assert "operator 99" in text
 
 
-@pytest.mark.parametrize(
-    "values",
-    [[0, 1], [0.5, 0.5], [0.0], [-3.0, 1e6], [1e-9, 3e-9], [95.1, 99.9], [1e12, 1e12 + 1], []],
-)
-def test_ticks_are_round_and_enclose_the_values(values):
-    marks = ticks(values)
-    assert 2 <= len(marks) <= 9
-    steps = [b - a for a, b in itertools.pairwise(marks)]
-    assert max(steps) == pytest.approx(min(steps), rel=1e-3)
-    if values:
-        assert marks[0] <= min(values) + 1e-9 * abs(min(values))
-        assert marks[-1] >= max(values) - 1e-9 * abs(max(values))
-
-
-@pytest.mark.parametrize("values", [[0.019, 1.5], [1.0, 1.0], [1e-8, 1e4], [0.2, 0.21]])
-def test_logarithmic_ticks_enclose_the_values(values):
-    marks = log_ticks(values)
-    assert marks[0] <= min(values)
-    assert marks[-1] >= max(values)
-    assert marks[0] < marks[-1]
-
-
-@pytest.mark.parametrize("log", [False, True])
-def test_lines_stay_inside_of_the_picture_and_bad_points_are_dropped(log):
-    points = ((1.0, 2.0), (2.0, float("nan")), (3.0, float("inf")), (4.0, 5.0))
-    drawing = draw(Chart("title", "epoch", "", (Series("a", points), Series("b", ())), log=log))
-    assert [line.name for line in drawing.lines] == ["a"]
-    numbers = [float(x) for x in re.findall(r"[\d.]+", drawing.lines[0].path)]
-    assert len(numbers) == 4
-    assert all(0 <= x <= WIDTH for x in numbers[::2])
-    assert all(0 <= y <= HEIGHT for y in numbers[1::2])
-    assert numbers[1] > numbers[3]
-
-
-def test_long_curves_are_thinned_and_keep_their_end():
-    points = tuple((float(x), float(x)) for x in range(10_001))
-    drawing = draw(Chart("title", "epoch", "", (Series("a", points),)))
-    assert len(drawing.lines[0].marks) <= 202
-    assert drawing.lines[0].marks[-1].text.startswith("a: 1e+04")
+def test_doubts_that_differ_in_numbers_are_said_once():
+    said = gathered([("a", "12 % zero"), ("a", "13.5 % zero"), ("b", "12 % zero"), ("b", "12 % zero")])
+    assert said == ("a: 12 % zero (said 2 times, the first is quoted)", "b: 12 % zero")
 
 
 def test_a_folded_section_and_remarks_are_drawn():

@@ -1,25 +1,34 @@
-"""Line charts as plain geometry, which a template draws as SVG."""
+"""Line charts: lines, bands and reference lines over a common axis, as SVG."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 
-WIDTH, HEIGHT = 460.0, 280.0
-LEFT, RIGHT, TOP, BOTTOM = 46.0, 12.0, 12.0, 40.0
-COLORS = 8
-MOST_POINTS = 200
+from hyperball.report.drawing.axes import Axis, ends, label, log_ticks, ticks
+from hyperball.report.drawing.svg import Key, Picture, Safe, element, path, svg
+
+WIDTH, HEIGHT = 460.0, 250.0
+LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 12.0, 40.0
+COLORS = 10
+MOST_POINTS, MOST_MARKS = 100, 12
 
 
 @dataclass(frozen=True)
 class Series:
-    """One line: points (x, y), and thin lines of which it is the mean; color 0 is the baseline's."""
+    """One line: points (x, y), and thin lines or a band's half widths around it; color 0 is the baseline's.
+
+    `operator` is what the page's filter knows the line by; a `dashed` line is the paper's, not ours.
+    """
 
     name: str
     points: tuple[tuple[float, float], ...]
     color: int = 1
     thin: tuple[tuple[tuple[float, float], ...], ...] = ()
+    band: tuple[float, ...] = ()
+    operator: str = ""
+    dashed: bool = False
 
 
 @dataclass(frozen=True)
@@ -34,158 +43,130 @@ class Chart:
     note: str = ""
     y_range: tuple[float, float] | None = None
     log: bool = False
-
-
-@dataclass(frozen=True)
-class Tick:
-    place: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A point to hover over."""
-
-    x: float
-    y: float
-    text: str
-
-
-@dataclass(frozen=True)
-class Line:
-    name: str
-    color: int
-    path: str
-    thin: tuple[str, ...]
-    marks: tuple[Mark, ...]
+    log_x: bool = False
+    references: tuple[tuple[float, str], ...] = field(default=())
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A chart in the coordinates of its picture."""
+    """A chart with the axes of its picture; series hold what can be drawn."""
 
     chart: Chart
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    lines: tuple[Line, ...]
-    width: float = WIDTH
-    height: float = HEIGHT
-    left: float = LEFT
-    right: float = WIDTH - RIGHT
-    top: float = TOP
-    bottom: float = HEIGHT - BOTTOM
+    series: tuple[Series, ...]
+    across: Axis
+    up: Axis
+    x_ticks: tuple[float, ...]
+    y_ticks: tuple[float, ...]
 
 
 def draw(chart: Chart) -> Drawing:
     """Scale a chart to its picture; lines without a finite point are left out."""
-    series = [entry for entry in map(cleaned, chart.series) if entry.points]
-    everything = [p for entry in series for line in (entry.points, *entry.thin) for p in line]
-    xs, ys = [x for x, _ in everything], [y for _, y in everything]
-    log = chart.log and bool(ys) and min(ys) > 0
-    x_ticks = ticks(xs)
+    series = tuple(entry for entry in map(cleaned, chart.series) if entry.points)
+    everything = [p for entry in series for line in (entry.points, *entry.thin, *edges(entry)) for p in line]
+    xs = [x for x, _ in everything]
+    ys = [y for _, y in everything] + [value for value, _ in chart.references]
+    log, log_x = (asked and bool(held) and min(held) > 0 for asked, held in ((chart.log, ys), (chart.log_x, xs)))
+    x_ticks = log_ticks(xs) if log_x else ticks(xs)
     y_ticks = log_ticks(ys) if log else ticks(ys if chart.y_range is None else list(chart.y_range))
-    across = Axis(*ends(x_ticks, xs), LEFT, WIDTH - RIGHT)
+    across = Axis(*ends(x_ticks, xs), LEFT, WIDTH - RIGHT, log_x)
     up = Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP, log)
+    inside = tuple(mark for mark in x_ticks if across.low <= mark <= across.high)
+    return Drawing(chart, series, across, up, inside, tuple(y_ticks))
 
-    def place(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-        return [(across(x), up(y)) for x, y in points]
 
-    def said(entry: Series, point: tuple[float, float]) -> str:
-        return f"{entry.name}: {short(point[1])}{chart.unit} at {chart.x_label} {short(point[0])}"
-
-    lines = tuple(
-        Line(
-            entry.name, entry.color % COLORS, path(place(entry.points)),
-            tuple(path(place(thin)) for thin in entry.thin if thin),
-            tuple(Mark(*place([p])[0], said(entry, p)) for p in entry.points),
-        )
-        for entry in series
-    )  # fmt: skip
-    texts = [f"{value:g}" for value in y_ticks] if log else [label(value, y_ticks) for value in y_ticks]
-    return Drawing(
-        chart,
-        tuple(Tick(across(value), label(value, x_ticks)) for value in x_ticks if across.low <= value <= across.high),
-        tuple(Tick(up(value), text) for value, text in zip(y_ticks, texts, strict=True)),
-        lines,
+def edges(series: Series) -> tuple[tuple[tuple[float, float], ...], ...]:
+    """The lower and the upper edge of a band."""
+    if not series.band:
+        return ()
+    pairs = list(zip(series.points, series.band, strict=True))
+    least = 0.0 if min(y for _, y in series.points) >= 0 else -math.inf  # no band of an error rate lies below zero
+    return (
+        tuple((x, max(y - width, least)) for (x, y), width in pairs),
+        tuple((x, y + width) for (x, y), width in pairs),
     )
 
 
-@dataclass(frozen=True)
-class Axis:
-    """Maps low…high to start…end, and what lies beyond to the nearer end."""
-
-    low: float
-    high: float
-    start: float
-    end: float
-    log: bool = False
-
-    def __call__(self, value: float) -> float:
-        low, high = self.low, self.high
-        if self.log:
-            low, high, value = (math.log10(number) for number in (low, high, max(value, low)))
-        share = min(max((value - low) / (high - low), 0.0), 1.0)
-        return round(self.start + share * (self.end - self.start), 1)
+def picture(chart: Chart) -> Picture:
+    """The chart as SVG, with what the page's script needs for exact numbers."""
+    drawing = draw(chart)
+    lines = [line(entry, drawing) for entry in drawing.series]
+    drawn = svg(
+        WIDTH, HEIGHT, grid(drawing), *references(drawing), *lines,
+        label=f"{chart.title}: {', '.join(entry.name for entry in drawing.series)}", class_="plot", tabindex="0",
+        data_x=drawing.across.text, data_y=drawing.up.text, data_unit=chart.unit, data_over=chart.x_label,
+    )  # fmt: skip
+    keys = tuple(Key(entry.name, entry.color % COLORS, entry.operator, entry.dashed) for entry in drawing.series)
+    return Picture(chart.title, drawn, chart.y_label, chart.note, keys)
 
 
-def log_ticks(values: Sequence[float]) -> list[float]:
-    """1, 2 and 5 times powers of ten around the values; powers alone where that would be many."""
-    low, high = min(values), max(values)
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    for factors in ((1, 2, 5), (1,)):
-        marks = [float(f"{factor}e{power}") for power in powers for factor in factors]
-        first = max((i for i, mark in enumerate(marks) if mark <= low), default=0)
-        last = min((i for i, mark in enumerate(marks) if mark >= high), default=len(marks) - 1)
-        marks = marks[first : max(last, first + 1) + 1]
-        if len(marks) <= 8:
-            break
-    return marks
+def grid(drawing: Drawing) -> Safe:
+    """Horizontal lines, ticks and the name of the horizontal axis."""
+    right, bottom, parts = WIDTH - RIGHT, HEIGHT - BOTTOM, []
+    for value in drawing.y_ticks:
+        at = drawing.up(value)
+        text = f"{value:g}" if drawing.up.log else label(value, drawing.y_ticks)
+        parts.append(element("path", class_="grid", d=f"M{LEFT:g} {at:g}H{right:g}"))
+        parts.append(element("text", text, x=LEFT - 7, y=at + 4, text_anchor="end"))
+    parts.append(element("path", class_="axis", d=f"M{LEFT:g} {bottom:g}H{right:g}"))
+    for value in drawing.x_ticks:
+        text = f"{value:g}" if drawing.across.log else tick_text(value, drawing.x_ticks)
+        parts.append(element("text", text, x=drawing.across(value), y=bottom + 17, text_anchor="middle"))
+    parts.append(element("text", drawing.chart.x_label, class_="over", x=right, y=bottom + 34, text_anchor="end"))
+    return Safe("".join(parts))
+
+
+def tick_text(value: float, marks: Sequence[float]) -> str:
+    return label(value, marks) if len(marks) > 1 else f"{value:g}"
+
+
+def references(drawing: Drawing) -> list[Safe]:
+    """Dashed lines across the picture, each with its name."""
+    found = []
+    for value, name in drawing.chart.references:
+        at = drawing.up(value)
+        found.append(element("path", class_="reference", d=f"M{LEFT:g} {at:g}H{WIDTH - RIGHT:g}"))
+        found.append(element("text", name, class_="reference", x=LEFT + 4, y=at - 5))
+    return found
+
+
+def line(entry: Series, drawing: Drawing) -> Safe:
+    """A line with its band, thin lines and values."""
+
+    def place(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+        return [(drawing.across(x), drawing.up(y)) for x, y in points]
+
+    parts = []
+    if entry.band:
+        low, high = edges(entry)
+        parts.append(element("path", class_="band", d=path([*place(low), *reversed(place(high))]) + "Z"))
+    parts += [element("path", class_="thin", d=path(place(thin))) for thin in entry.thin if thin]
+    parts.append(element("path", class_="line", d=path(place(entry.points))))
+    if len(entry.points) <= MOST_MARKS:
+        parts += [element("circle", class_="dot", cx=x, cy=y, r=2.6) for x, y in place(entry.points)]
+    widths = entry.band or (None,) * len(entry.points)
+    held = " ".join(
+        f"{x:.6g},{y:.5g}" + ("" if width is None else f",{width:.3g}")
+        for (x, y), width in zip(entry.points, widths, strict=True)
+    )
+    return element(
+        "g", *parts, class_=f"s{entry.color % COLORS}{' dashed' if entry.dashed else ''}", data_name=entry.name,
+        data_operator=entry.operator or None, data_p=held,
+    )  # fmt: skip
 
 
 def cleaned(series: Series) -> Series:
     """Finite points alone, and not more than a picture shows."""
-    return Series(series.name, thinned(series.points), series.color, tuple(map(thinned, series.thin)))
+    if len(series.band) == len(series.points) and series.band:
+        held = [(*point, width) for point, width in zip(series.points, series.band, strict=True)]
+        kept = thinned(held)
+        return replace(series, points=tuple((p[0], p[1]) for p in kept), band=tuple(p[2] for p in kept), thin=())
+    points = tuple((p[0], p[1]) for p in thinned(series.points))
+    thin = tuple(tuple((p[0], p[1]) for p in thinned(one)) for one in series.thin)
+    return replace(series, points=points, thin=thin, band=())
 
 
-def thinned(points: Sequence[tuple[float, float]]) -> tuple[tuple[float, float], ...]:
-    finite = [p for p in points if math.isfinite(p[0]) and math.isfinite(p[1])]
+def thinned(points: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:
+    finite = [p for p in points if all(map(math.isfinite, p))]
     stride = max(1, math.ceil(len(finite) / MOST_POINTS))
     kept = finite[::stride]
-    return tuple(kept if not finite or kept[-1] == finite[-1] else [*kept, finite[-1]])
-
-
-def path(points: Sequence[tuple[float, float]]) -> str:
-    return "M" + " L".join(f"{x:g} {y:g}" for x, y in points)
-
-
-def ticks(values: Sequence[float], count: int = 5) -> list[float]:
-    """About `count` round numbers, from just below the least value to just above the largest."""
-    low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
-        low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
-    raw = (high - low) / count
-    power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= raw * (1 - 1e-9))
-    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
-    return [index * step for index in range(first, last + 1)]
-
-
-def ends(marks: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """The range of an axis: that of the values where given, else that of the ticks."""
-    low, high = (min(values), max(values)) if values else (marks[0], marks[-1])
-    return (low, high) if high > low else (marks[0], marks[-1])
-
-
-def label(value: float, marks: Sequence[float]) -> str:
-    """A tick's text with as many digits as the distance of the ticks needs."""
-    step = marks[1] - marks[0]
-    digits = max(0, math.ceil(-math.log10(step) - 1e-9))
-    if round(step, digits) != round(step, digits + 1):
-        digits += 1
-    if digits > 6 or abs(value) >= 1e6:
-        return f"{value:.3g}"
-    return f"{value:,.{digits}f}"
-
-
-def short(value: float) -> str:
-    return f"{value:.4g}"
+    return kept if not finite or kept[-1] == finite[-1] else [*kept, finite[-1]]

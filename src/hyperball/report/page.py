@@ -1,40 +1,132 @@
-"""A page: sections of text, tables and charts in one file that asks the network for nothing."""
+"""A page: sections of text, tables and pictures in one file that asks the network for nothing."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import os
+import re
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import resources
+from math import log
 from pathlib import Path
 from typing import Any
 
-from hyperball.report.charts import Chart, draw
+from hyperball.report.charts import Chart, picture
+from hyperball.report.drawing.svg import Picture, Safe
 from hyperball.report.records import LeftOut
 from hyperball.report.tables import Table
+
+WIDE = 16.0  # ratios that differ by more are drawn on a logarithmic scale
+CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A value with its place on a common scale; `goal` is what is aimed at, `heading` what it shares with others."""
+
+    label: str
+    value: float
+    text: str
+    operator: str = ""
+    tip: str = ""
+    color: int = 1
+    goal: float | None = None
+    heading: str = ""
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Bars on one scale, with a line at `mark`."""
+
+    title: str
+    bars: tuple[Bar, ...]
+    note: str = ""
+    mark: float | None = None
+    mark_text: str = ""
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The scale: from 0, or logarithmic where values differ widely."""
+        values = [number for bar in self.bars for number in (bar.value, bar.goal, self.mark) if number is not None]
+        positive = [value for value in values if value > 0]
+        if positive and max(positive) > WIDE * min(positive):
+            return min(positive) / 1.15, 1.15 * max(positive)
+        return 0.0, 1.04 * max(positive, default=1.0)
+
+    def place(self, value: float) -> float:
+        """Where a value stands, in percent of the width."""
+        low, high = self.ends
+        share = (value - low) / (high - low) if low == 0 else log(max(value, low) / low) / log(high / low)
+        return round(100 * min(max(share, 0.0), 1.0), 2)
+
+    def span(self, value: float) -> tuple[float, float]:
+        """Left end and width of a bar: from 0, or on a logarithmic scale from the line at `mark`."""
+        start = self.place(self.mark or 1.0) if self.ends[0] > 0 else 0.0
+        end = self.place(value)
+        return min(start, end), max(abs(end - start), 0.4)
+
+    @property
+    def goals(self) -> bool:
+        return any(bar.goal is not None for bar in self.bars)
+
+
+Figure = Chart | Picture | Bars
+
+
+@dataclass(frozen=True)
+class Gallery:
+    """Pictures under a heading of their own."""
+
+    title: str
+    charts: tuple[Figure, ...]
+    lead: str = ""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading, a lead, a finding, tables, charts, remarks; `folded` hides it all behind the heading."""
+    """A heading, a lead, a finding, tables, pictures, remarks; `folded` hides it all behind the heading.
+
+    `table` and `scale` are what the page's filter knows it by; `badges` stand below the heading; `facts` are
+    conditions behind a fold.
+    """
 
     title: str
     lead: str = ""
     tables: tuple[Table, ...] = ()
-    charts: tuple[Chart, ...] = ()
+    charts: tuple[Figure, ...] = ()
     remarks: tuple[str, ...] = ()
     folded: bool = False
     finding: str = ""
+    badges: tuple[str, ...] = ()
+    doubts: tuple[str, ...] = ()
+    facts: tuple[str, ...] = ()
+    galleries: tuple[Gallery, ...] = ()
+    table: str = ""
+    scale: str = ""
+    part: str = ""
 
 
 @dataclass(frozen=True)
 class Page:
-    """A whole page."""
+    """A whole page; `filters` puts a search field and a table of contents on it."""
 
     title: str
     lead: str
     sections: tuple[Section, ...]
     left_out: tuple[LeftOut, ...] = ()
     footer: str = ""
+    filters: bool = False
+
+    def choices(self, name: str) -> list[str]:
+        """The tables, scales or operators that the filter offers."""
+        if name == "operator":
+            found = {text for section in self.sections for table in section.tables for text in table.operators}
+        else:
+            found = {getattr(section, name) for section in self.sections}
+        return sorted(found - {""})
 
 
 def templates() -> Any:
@@ -42,15 +134,30 @@ def templates() -> Any:
         import jinja2
     except ImportError as error:
         raise ImportError(f"a page needs jinja2 ({error}); pip install 'hyperball[report]'") from error
-    loader = jinja2.FileSystemLoader(Path(__file__).parent / "templates")
+    loader = jinja2.FunctionLoader(lambda name: asset(f"templates/{name}"))
     return jinja2.Environment(loader=loader, autoescape=True, trim_blocks=True, lstrip_blocks=True)
 
 
+def asset(name: str) -> str:
+    """The text of a file of this package."""
+    return resources.files("hyperball.report").joinpath(name).read_text(encoding="utf-8")
+
+
 def render(page: Page) -> str:
-    """The HTML of a page; every text is escaped by the template."""
+    """The HTML of a page; every text is escaped by the template, and the script's hash is the only one allowed."""
     environment = templates()
-    environment.filters["draw"] = draw
-    return str(environment.get_template("page.html").render(page=page))
+    script = asset("page.js")
+    allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    drawn = environment.get_template("page.html").render(
+        page=page, style=Safe(asset("page.css")), script=Safe(script), script_hash=allowed,
+        figures=figures, kind=lambda entry: type(entry).__name__,
+    )  # fmt: skip
+    return CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(drawn))
+
+
+def figures(entries: Sequence[Figure]) -> list[Picture | Bars]:
+    """Charts as pictures, others as they are."""
+    return [picture(entry) if isinstance(entry, Chart) else entry for entry in entries]
 
 
 def check_target(path: str | Path) -> Path:

@@ -1,23 +1,36 @@
-"""Runs as their folders tell of them: recipe.json, metrics.jsonl and record.json, read with suspicion."""
+"""Runs as their folders tell of them: recipe.json, metrics.jsonl, record.json and conditions.json."""
 
 from __future__ import annotations
 
 import json
-import math
-import os
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-RECORD, RECIPE, METRICS = "record.json", "recipe.json", "metrics.jsonl"
+from hyperball.report.files import (
+    RecordError,
+    clipped,
+    flat,
+    is_number,
+    mapping,
+    natural,
+    numbers,
+    read_object,
+    read_text,
+    shown,
+    texts,
+    walk,
+)
+
+__all__ = ["LeftOut", "Point", "RecordError", "Run", "Runs", "flat", "natural", "read_run", "read_runs"]
+
+RECORD, RECIPE, METRICS, CONDITIONS = "record.json", "recipe.json", "metrics.jsonl", "conditions.json"
+RUN_FILES = (RECORD, RECIPE, METRICS)
 FORMAT = 1
 UNFINISHED = "unfinished"
-
-
-class RecordError(ValueError):
-    """A file of a run is not what it should be."""
+MOST_LINES = 80
+VERSIONS = ("torch", "hyperball")
 
 
 @dataclass(frozen=True)
@@ -34,7 +47,8 @@ class Point:
 class Run:
     """One run. `results` maps "last", "best" and "first_epoch" to numbers by name, as far as they exist.
 
-    `nonfinite` says that the last evaluation found a loss or logits that are not finite.
+    `measured` has the numbers of further test conditions by their names; `nonfinite` says that the last evaluation
+    found a loss or logits that are not finite.
     """
 
     name: str
@@ -48,6 +62,8 @@ class Run:
     training: tuple[Point, ...] = ()
     evaluations: tuple[Point, ...] = ()
     nonfinite: bool = False
+    measured: dict[str, dict[str, float]] = field(default_factory=dict)
+    scale: str = ""
 
     def field(self, dotted: str, default: Any = None) -> Any:
         """A field of the recipe by its dotted name."""
@@ -55,12 +71,16 @@ class Run:
 
     @property
     def data(self) -> str:
-        return str(self.field("data.name", "unknown data"))
+        return clipped(self.field("data.name", "unknown data"))
+
+    @property
+    def seed(self) -> Any:
+        return self.recipe.get("seed", 0)
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A folder or file that is no whole run, and why."""
+    """A folder or file that is no whole record, and why."""
 
     path: str
     reason: str
@@ -81,8 +101,7 @@ def read_runs(folder: str | Path) -> Runs:
         raise FileNotFoundError(f"{root} is no folder")
     runs, left_out = [], []
     for path in run_folders(root):
-        name = path.relative_to(root).as_posix()
-        name = root.resolve().name if name == "." else name
+        name = relative(path, root)
         try:
             runs.append(read_run(path, name))
         except RecordError as error:
@@ -90,25 +109,29 @@ def read_runs(folder: str | Path) -> Runs:
     return Runs(tuple(runs), tuple(left_out))
 
 
+def relative(path: Path, root: Path) -> str:
+    """A path below the folder as a text; the folder itself by its own name."""
+    name = path.relative_to(root).as_posix()
+    return root.resolve().name if name == "." else name
+
+
 def run_folders(root: Path) -> Iterator[Path]:
     """Folders that hold a file of a run, in the order of their names."""
-    for place, folders, files in os.walk(root):
-        folders.sort(key=natural)
-        if {RECORD, RECIPE, METRICS} & {*files, *folders}:
-            yield Path(place)
+    for place, files in walk(root):
+        if holds_run(place, files):
+            yield place
 
 
-def natural(name: str) -> list[tuple[int, int, str]]:
-    """A key that sorts seed-2 before seed-10."""
-    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in re.split(r"(\d+)", name) if part]
+def holds_run(place: Path, files: list[str]) -> bool:
+    return any(name in files or (place / name).is_dir() for name in RUN_FILES)
 
 
 def read_run(folder: Path, name: str) -> Run:
     """One run, finished or not, or a RecordError."""
-    record = read_object(folder / RECORD) if (folder / RECORD).exists() else None
+    record = read_object(folder / RECORD) if present(folder / RECORD) else None
     if record is not None and record.get("format") != FORMAT:
         raise RecordError(f"{RECORD}: `format` must be {FORMAT}, got {shown(record.get('format'))}")
-    if (folder / RECIPE).exists():
+    if present(folder / RECIPE):
         recipe = read_object(folder / RECIPE)
     elif record is not None:
         recipe = mapping(record, "recipe", RECORD)
@@ -126,12 +149,30 @@ def read_run(folder: Path, name: str) -> Run:
     results = {key: numbers(mapping(found, key, RECORD)) for key in ("last", "best", "first_epoch") if found.get(key)}
     if "top1" not in results.get("last", {}):
         raise RecordError(f"{RECORD}: `results.last.top1` must be a number")
-    notes = record.get("notes")
     return Run(
-        name, folder, recipe, str(record.get("status", "unknown")), results,
-        numbers(mapping(record, "timing", RECORD)), conditions(record),
-        tuple(str(note) for note in notes) if isinstance(notes, list) else (), *curves, has_nonfinite(found["last"]),
+        name, folder, recipe, clipped(record.get("status", "unknown")), results,
+        numbers(mapping(record, "timing", RECORD)), conditions(record), texts(record.get("notes")), *curves,
+        has_nonfinite(found["last"]), measured_conditions(folder), scale_of(record),
     )  # fmt: skip
+
+
+def scale_of(record: Mapping[str, Any]) -> str:
+    """At which scale of its table a run was made, where it says so."""
+    about = record.get("experiment")
+    return clipped(about.get("scale", "")) if isinstance(about, dict) else ""
+
+
+def present(path: Path) -> bool:
+    """Whether something of that name is there, a dangling link among it."""
+    return path.exists() or path.is_symlink()
+
+
+def measured_conditions(folder: Path) -> dict[str, dict[str, float]]:
+    """The numbers of further test conditions, by their names."""
+    if not present(folder / CONDITIONS):
+        return {}
+    tree = read_object(folder / CONDITIONS)
+    return {clipped(key): numbers(value) for key, value in tree.items() if isinstance(value, dict)}
 
 
 def has_nonfinite(last: Mapping[str, Any]) -> bool:
@@ -144,45 +185,13 @@ def conditions(record: Mapping[str, Any]) -> dict[str, str]:
     """Where a run was made, in words."""
     place, versions = mapping(record, "environment", RECORD), {}
     if isinstance(place.get("versions"), dict):
-        versions = {name: str(place["versions"][name]) for name in ("torch", "hyperball") if name in place["versions"]}
+        versions = {name: clipped(place["versions"][name]) for name in VERSIONS if name in place["versions"]}
+    commit = {"commit": clipped(place["commit"])[:12]} if isinstance(place.get("commit"), str) else {}
     engine = record.get("engine") if isinstance(record.get("engine"), dict) else {}
     assert isinstance(engine, dict)
     words = [name for name in ("compiled", "captured") if engine.get(name) is True]
-    return {"device": str(place.get("device", "unknown")), "engine": ", ".join(words) or "eager", **versions}
-
-
-def read_object(path: Path) -> dict[str, Any]:
-    """The object that a JSON file holds."""
-    try:
-        tree = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise RecordError(f"{path.name} cannot be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise RecordError(f"{path.name} is not whole JSON: {' '.join(str(error).split())}") from None
-    if not isinstance(tree, dict):
-        raise RecordError(f"{path.name} must hold an object, got {shown(tree)}")
-    return tree
-
-
-def mapping(tree: Mapping[str, Any], key: str, file: str) -> dict[str, Any]:
-    value = tree.get(key)
-    if not isinstance(value, dict):
-        raise RecordError(f"{file}: `{key}` must be an object, got {shown(value)}")
-    return value
-
-
-def shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def numbers(tree: Mapping[str, Any]) -> dict[str, float]:
-    """The finite numbers of a mapping."""
-    return {key: float(value) for key, value in tree.items() if is_number(value)}
+    device = clipped(place.get("device", "unknown"))
+    return {"device": device, "engine": ", ".join(words) or "eager", **versions, **commit}
 
 
 @dataclass(frozen=True)
@@ -197,21 +206,27 @@ class Metrics:
 def read_metrics(path: Path) -> Metrics:
     """The whole lines of a metrics.jsonl; lines that are no such thing are passed over."""
     found: dict[str, list[Any]] = {"train": [], "evaluation": [], "failure": []}
-    try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    except OSError as error:
-        raise RecordError(f"{path.name} cannot be read: {error.strerror}") from None
-    for line in lines:
+    for line in read_text(path).splitlines() if present(path) else []:
         try:
             tree = json.loads(line)
         except (ValueError, RecursionError):
             continue
-        if isinstance(tree, dict) and tree.get("kind") in found and is_number(tree.get("step")):
-            found[tree["kind"]].append(tree)
+        if isinstance(tree, dict) and is_number(tree.get("step")):
+            kind = tree.get("kind")
+            if isinstance(kind, str) and kind in found:
+                found[kind].append(tree)
     failures = [
-        f"the loss is not finite at step {tree['step']}; first in {tree.get('where')}" for tree in found["failure"]
+        f"the loss is not finite at step {tree['step']}; first in {clipped(tree.get('where'))}"
+        for tree in found["failure"]
     ]
-    return Metrics(tuple(map(point, found["train"])), tuple(map(point, found["evaluation"])), tuple(failures))
+    training, evaluations = (tuple(map(point, evenly(found[kind]))) for kind in ("train", "evaluation"))
+    return Metrics(training, evaluations, tuple(failures))
+
+
+def evenly(lines: list[Any]) -> list[Any]:
+    """Not more lines than a curve shows, evenly from the first to the last, so that seeds keep the same steps."""
+    stride = -(-len(lines) // MOST_LINES) or 1
+    return [line for index, line in enumerate(lines) if index % stride == 0 or index == len(lines) - 1]
 
 
 def point(tree: Mapping[str, Any]) -> Point:
@@ -219,19 +234,8 @@ def point(tree: Mapping[str, Any]) -> Point:
     step = values.pop("step")
     radii = tree.get("radii")
     means = {
-        str(layer): float(part["mean"])
+        clipped(layer): float(part["mean"])
         for layer, part in (radii.items() if isinstance(radii, dict) else ())
         if isinstance(part, dict) and is_number(part.get("mean"))
     }
     return Point(step, values.pop("epoch", step), values, means)
-
-
-def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Leaves by dotted names."""
-    leaves: dict[str, Any] = {}
-    for key, value in tree.items():
-        if isinstance(value, dict):
-            leaves.update(flat(value, f"{prefix}{key}."))
-        else:
-            leaves[f"{prefix}{key}"] = value
-    return leaves

@@ -1,4 +1,4 @@
-"""The page about a folder of runs."""
+"""Curves of groups of runs over epochs, with thin lines of single seeds."""
 
 from __future__ import annotations
 
@@ -7,50 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from hyperball.report.charts import Chart, Series
-from hyperball.report.page import Page, Section
-from hyperball.report.records import Point, Run, Runs
-from hyperball.report.tables import Group, group, group_table, run_table
+from hyperball.report.records import Point, Run
+from hyperball.report.tables import Group
 
-MOST_RADII = 6
 Value = Callable[[Point], float | None]
-
-
-def runs_page(found: Runs, title: str = "Runs") -> Page:
-    """One section a data set, then every run with its conditions."""
-    sets = list(dict.fromkeys(run.data for run in found.runs))
-    sections = [data_section(name, [run for run in found.runs if run.data == name]) for name in sets]
-    if found.runs:
-        remarks = tuple(f"{run.name}: {note}" for run in found.runs for note in run.notes)
-        sections.append(
-            Section("Every run", tables=(run_table(found.runs),), remarks=remarks, folded=len(found.runs) > 8)
-        )
-    versions = sorted(
-        {f"{k} {v}" for run in found.runs for k, v in run.conditions.items() if k in ("torch", "hyperball")}
-    )
-    count = f"{len(found.runs)} run{'' if len(found.runs) == 1 else 's'}"
-    return Page(
-        title,
-        f"{count} on {' and '.join(sets)}." if sets else "No run was found.",
-        tuple(sections),
-        found.left_out,
-        ", ".join(versions),
-    )
-
-
-def data_section(name: str, runs: Sequence[Run]) -> Section:
-    """Table and curves of the runs on one set."""
-    groups = group(runs)
-    several = any(len(entry.runs) > 1 for entry in groups)
-    lead = "Accuracy is that of the last iterate on the test set; the best epoch was chosen looking at the test set."
-    if several:
-        lead += " Mean ± standard deviation over seeds; thin lines are single seeds."
-    charts = [
-        curves("Test accuracy", "%", groups, lambda run: run.evaluations, lambda p: scaled(p, "top1"), "%"),
-        loss_curves("Training loss", groups, lambda run: run.training),
-        loss_curves("Test loss", groups, lambda run: run.evaluations),
-    ]
-    charts += [radii_chart(entry) for entry in groups if has_radii(entry)][:MOST_RADII]
-    return Section(name, lead, (group_table(groups),), tuple(chart for chart in charts if chart.series))
 
 
 def scaled(point: Point, name: str) -> float | None:

@@ -3,33 +3,51 @@
 from __future__ import annotations
 
 import json
+import re
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hyperball.report.records import UNFINISHED, Run, flat
+from hyperball.report.drawing.svg import Safe
+from hyperball.report.files import clipped, flat
+from hyperball.report.records import UNFINISHED, Run
 
 MISSING = "–"
+OF_A_SEED = ("seed", "start.weights")  # the weights that a run began with are those of its own seed
 
 
 @dataclass(frozen=True)
 class Cell:
-    """A text, whether it is the best of its column, and a remark below it."""
+    """A text, whether it is the best of its column, and a remark below it.
+
+    `sort` is the number that a column is sorted by, `tip` what hovering says, `tone` a word that colors the text,
+    and `plot` a small drawing in place of a text.
+    """
 
     text: str
     best: bool = False
     remark: str = ""
+    sort: float | None = None
+    tip: str = ""
+    tone: str = ""
+    plot: Safe | None = None
 
 
 @dataclass(frozen=True)
 class Table:
-    """Columns and rows; all columns but the first `texts` hold numbers."""
+    """Columns and rows; all columns but the first `texts` hold numbers.
+
+    `operators` are what the page's filter knows the rows by; `folded` is a heading behind which the table is hidden.
+    """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
     texts: int = 1
     caption: str = ""
+    operators: tuple[str, ...] = ()
+    folded: str = ""
+    heading: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,22 +71,36 @@ def group(runs: Iterable[Run]) -> list[Group]:
     """Runs of one recipe apart from the seed, labelled by what the recipes differ in."""
     gathered: dict[str, list[Run]] = {}
     for run in runs:
-        rest = {key: value for key, value in flat(run.recipe).items() if key != "seed"}
-        gathered.setdefault(json.dumps(rest, sort_keys=True, default=str), []).append(run)
+        gathered.setdefault(protocol(run.recipe), []).append(run)
     trees = [flat(members[0].recipe) for members in gathered.values()]
     keys = differing(trees)
     return [Group(label(tree, keys), tuple(members)) for tree, members in zip(trees, gathered.values(), strict=True)]
 
 
+def protocol(recipe: dict[str, Any]) -> str:
+    """A recipe without its seed, as a text: runs of one text may be averaged."""
+    rest = {key: value for key, value in flat(recipe).items() if key not in OF_A_SEED}
+    return json.dumps(rest, sort_keys=True, default=str)
+
+
 def differing(trees: Sequence[dict[str, Any]]) -> list[str]:
     """Dotted names, apart from the seed, that do not have one value in all trees."""
-    names = {name: None for tree in trees for name in tree if name != "seed"}
+    names = {name: None for tree in trees for name in tree if name not in OF_A_SEED}
     return [name for name in names if len({json.dumps(tree.get(name), default=str) for tree in trees}) > 1]
 
 
 def operator(tree: dict[str, Any]) -> str:
     magnitude = tree.get("model.magnitude")
-    return "plain" if magnitude is None else f"{magnitude} + {tree.get('model.angular', 'cosine')}"
+    return "plain" if magnitude is None else clipped(f"{magnitude} + {tree.get('model.angular', 'cosine')}")
+
+
+def family(recipe: dict[str, Any]) -> str:
+    """What the page's filter calls a recipe: its magnitude, else its pooling, else its projection, else plain."""
+    tree = flat(recipe)
+    for name in ("model.magnitude", "model.pool", "model.projection"):
+        if isinstance(tree.get(name), str) and tree[name] != "none":
+            return clipped(tree[name].partition("(")[0].strip())
+    return "plain"
 
 
 def label(tree: dict[str, Any], keys: Sequence[str]) -> str:
@@ -78,7 +110,7 @@ def label(tree: dict[str, Any], keys: Sequence[str]) -> str:
         if key not in ("model.magnitude", "model.angular"):
             value = tree.get(key)
             parts += [] if value is None else [f"{key.rpartition('.')[2]} {value}"]
-    return ", ".join(parts) or "default"
+    return clipped(", ".join(parts)) or "default"
 
 
 def percent(values: Sequence[float], digits: int = 2) -> str:
@@ -91,6 +123,17 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
         return MISSING
     mean = f"{statistics.fmean(values):.{digits}f}"
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
+
+
+def gathered(said: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Sentences about things, those that differ in their numbers alone once, with how often they were said."""
+    found: dict[tuple[str, str], list[str]] = {}
+    for about, sentence in said:
+        found.setdefault((about, re.sub(r"[\d.,%+−-]+", "#", sentence)), []).append(sentence)
+    return tuple(
+        f"{about}: {held[0]}{f' (said {len(held)} times, the first is quoted)' if len(set(held)) > 1 else ''}"
+        for (about, _), held in found.items()
+    )
 
 
 def duration(seconds: float | None) -> str:
@@ -118,13 +161,23 @@ def group_table(groups: Sequence[Group]) -> Table:
         seconds = [run.timing["seconds"] for run in runs if "seconds" in run.timing]
         rows.append((
             Cell(entry.label, remark=warning(entry)),
-            Cell(str(len(runs))),
-            Cell(percent(result(runs, "last", "top1")), len(groups) > 1 and mean == max(means)),
+            Cell(str(len(runs)), tip=where(runs)),
+            Cell(percent(result(runs, "last", "top1")), len(groups) > 1 and mean == max(means), tip=where(runs)),
             Cell(percent(result(runs, "best", "top1"))), Cell(percent(result(runs, "first_epoch", "top1"))),
             Cell(spread(result(runs, "last", "loss"), 4)), Cell(percent(result(runs, "last", "ece"))),
             Cell(duration(statistics.fmean(seconds) if seconds else None)),
         ))  # fmt: skip
-    return Table(COLUMNS, tuple(rows))
+    return Table(COLUMNS, tuple(rows), operators=tuple(family(entry.runs[0].recipe) for entry in groups))
+
+
+def where(runs: Sequence[Run]) -> str:
+    """Seeds and conditions of runs, for hovering: one line each, several values where runs differ."""
+    lines = [f"seeds {', '.join(clipped(run.seed) for run in runs)}"]
+    for name in ("device", "torch", "hyperball", "commit", "engine"):
+        held = dict.fromkeys(run.conditions[name] for run in runs if name in run.conditions)
+        lines += [f"{name} {' and '.join(held)}"] if held else []
+    lines += [f"{family(run.recipe)}: {note}" for run in runs[:3] for note in run.notes]
+    return "\n".join(lines)
 
 
 def warning(entry: Group) -> str:
@@ -145,10 +198,10 @@ def run_table(runs: Sequence[Run]) -> Table:
         epoch = last.get("epoch", run.evaluations[-1].epoch if run.evaluations else None)
         name = f"{run.name} (not finite)" if run.nonfinite else run.name
         rows.append(tuple(map(Cell, (
-            name, str(run.field("model.name", MISSING)), operator(flat(run.recipe)),
+            name, clipped(run.field("model.name", MISSING)), operator(flat(run.recipe)),
             run.conditions.get("device", MISSING), run.conditions.get("engine", run.status),
-            str(run.recipe.get("seed", MISSING)), MISSING if epoch is None else f"{epoch:g}",
+            clipped(run.recipe.get("seed", MISSING)), MISSING if epoch is None else f"{epoch:g}",
             percent([last["top1"]] if "top1" in last else []), duration(run.timing.get("seconds")),
             f"{run.timing['images_per_second']:,.0f}" if "images_per_second" in run.timing else MISSING,
         ))))  # fmt: skip
-    return Table(columns, tuple(rows), texts=5)
+    return Table(columns, tuple(rows), texts=5, operators=tuple(family(run.recipe) for run in runs))

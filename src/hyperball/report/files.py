@@ -1,0 +1,135 @@
+"""Files that others wrote, read with suspicion: whole JSON of a bearable size, or a sentence that says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeGuard
+
+MOST_BYTES = 32 * 2**20
+LARGEST = 1e100  # what lies beyond is no measurement, and would overflow the arithmetic of an axis
+LONGEST = 160
+
+
+class RecordError(ValueError):
+    """A file is not what it should be."""
+
+
+def read_text(path: Path) -> str:
+    """The text of a regular file; a pipe, a loop of links or a file beyond all measure is refused."""
+    try:
+        found = path.stat()
+        if not stat.S_ISREG(found.st_mode):
+            raise RecordError(f"{path.name} is no regular file")
+        if found.st_size > MOST_BYTES:
+            raise RecordError(
+                f"{path.name} has {found.st_size / 2**20:,.0f} MiB, more than the {MOST_BYTES >> 20} read"
+            )
+        return path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise RecordError(f"{path.name} cannot be read: {error.strerror}") from None
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """The object that a JSON file holds."""
+    try:
+        tree = json.loads(read_text(path))
+    except RecordError:
+        raise
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"{path.name} is not whole JSON: {' '.join(str(error).split())[:LONGEST]}") from None
+    if not isinstance(tree, dict):
+        raise RecordError(f"{path.name} must hold an object, got {shown(tree)}")
+    return tree
+
+
+def walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Folders and the names in them, in the order of numbers in names; links to folders are not followed."""
+    for place, folders, files in os.walk(root):
+        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural)
+        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
+        yield Path(place), sorted([*files, *links], key=natural)
+
+
+def natural(name: str) -> list[tuple[int, int, str]]:
+    """A key that sorts seed-2 before seed-10."""
+    parts = [part for part in re.split(r"(\d{1,18})", name) if part]
+    return [(0, int(part), "") if part.isdecimal() else (1, 0, part) for part in parts]
+
+
+def mapping(tree: Mapping[str, Any], key: str, file: str) -> dict[str, Any]:
+    value = tree.get(key)
+    if not isinstance(value, dict):
+        raise RecordError(f"{file}: `{key}` must be an object, got {shown(value)}")
+    return value
+
+
+def sequence(tree: Mapping[str, Any], key: str, file: str) -> list[Any]:
+    value = tree.get(key)
+    if not isinstance(value, list):
+        raise RecordError(f"{file}: `{key}` must be a list, got {shown(value)}")
+    return value
+
+
+def shown(value: Any) -> str:
+    try:
+        text = json.dumps(value, default=str)
+    except (ValueError, RecursionError):
+        text = type(value).__name__
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def clipped(value: Any) -> str:
+    """A text of bearable length."""
+    text = str(value)
+    return text if len(text) <= LONGEST else f"{text[: LONGEST - 1]}…"
+
+
+def texts(value: Any) -> tuple[str, ...]:
+    """The entries of a list as texts; nothing where there is no list."""
+    return tuple(clipped_note(entry) for entry in value) if isinstance(value, list) else ()
+
+
+def clipped_note(value: Any) -> str:
+    text = str(value)
+    return text if len(text) <= 4 * LONGEST else f"{text[: 4 * LONGEST - 1]}…"
+
+
+def is_number(value: Any) -> TypeGuard[float]:
+    """Whether a value is a number that a page can show."""
+    return type(value) in (float, int) and -LARGEST < value < LARGEST
+
+
+def numbers(tree: Mapping[str, Any]) -> dict[str, float]:
+    """The finite numbers of a mapping."""
+    return {str(key): float(value) for key, value in tree.items() if is_number(value)}
+
+
+def objects(value: Any) -> list[dict[str, Any]]:
+    """The objects of a list; nothing where there is no list."""
+    return [entry for entry in value if isinstance(entry, dict)] if isinstance(value, list) else []
+
+
+def number_list(value: Any) -> list[float]:
+    """The finite numbers of a list; nothing where there is no list."""
+    return [float(entry) for entry in value if is_number(entry)] if isinstance(value, list) else []
+
+
+def pairs(xs: list[Any], ys: list[Any]) -> tuple[tuple[float, float], ...]:
+    """The pairs of finite numbers."""
+    return tuple((float(x), float(y)) for x, y in zip(xs, ys) if is_number(x) and is_number(y))
+
+
+def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Leaves by dotted names."""
+    leaves: dict[str, Any] = {}
+    for key, value in tree.items():
+        if isinstance(value, dict):
+            leaves.update(flat(value, f"{prefix}{key}."))
+        else:
+            leaves[f"{prefix}{key}"] = value
+    return leaves

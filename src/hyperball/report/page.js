@@ -1,0 +1,205 @@
+"use strict";
+(() => {
+  const all = (selector, root = document) => [...root.querySelectorAll(selector)];
+  const tip = document.querySelector(".tip");
+
+  function showTip(text, x, y) {
+    tip.textContent = text;
+    tip.hidden = false;
+    const box = tip.getBoundingClientRect();
+    const left = Math.max(8, Math.min(x + 14, innerWidth - box.width - 8));
+    const top = y + 18 + box.height > innerHeight ? Math.max(8, y - box.height - 12) : y + 18;
+    tip.style.transform = `translate(${left}px, ${top}px)`;
+  }
+  const hideTip = () => { tip.hidden = true; };
+
+  // Exact numbers and conditions of a cell or bar, by pointer and by keyboard.
+  document.addEventListener("pointerover", (event) => {
+    const place = event.target.closest("[data-tip]");
+    if (place) showTip(place.dataset.tip, event.clientX, event.clientY);
+    else if (!event.target.closest("svg.plot")) hideTip();
+  });
+  document.addEventListener("focusin", (event) => {
+    const place = event.target.closest("[data-tip]");
+    if (!place || !place.matches(":focus-visible")) return;
+    const box = place.getBoundingClientRect();
+    showTip(place.dataset.tip, box.left, box.bottom - 12);
+  });
+  document.addEventListener("focusout", hideTip);
+  addEventListener("scroll", hideTip, { passive: true });
+  document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
+
+  // The nearest point of a chart; arrow keys go along a line and from line to line.
+  function axis(text) {
+    const [low, high, start, end, log] = text.split(" ").map(Number);
+    const scale = log ? Math.log10 : (value) => value;
+    return (value) => start + (scale(value) - scale(low)) / (scale(high) - scale(low)) * (end - start);
+  }
+  function linesOf(plot) {
+    if (!plot.lines) {
+      const across = axis(plot.dataset.x), up = axis(plot.dataset.y);
+      plot.lines = all("g[data-p]", plot).map((group) => ({
+        group,
+        points: group.dataset.p.split(" ").map((text) => {
+          const [x, y, width] = text.split(",").map(Number);
+          return { x, y, width, px: across(x), py: up(y) };
+        }),
+      }));
+    }
+    return plot.lines.filter(({ group }) => !group.classList.contains("dim"));
+  }
+  const said = (value) => Number(value.toPrecision(5)).toLocaleString("en", { maximumSignificantDigits: 5 });
+  function point(plot, line, index) {
+    const at = line.points[index];
+    plot.at = { line, index };
+    all(".cursor", plot).forEach((mark) => mark.remove());
+    const mark = document.createElementNS("http://www.w3.org/2000/svg", "circle");
+    mark.setAttribute("class", "cursor");
+    mark.setAttribute("cx", at.px);
+    mark.setAttribute("cy", at.py);
+    mark.setAttribute("r", 4);
+    line.group.append(mark);
+    const spread = Number.isFinite(at.width) ? ` ± ${said(at.width)}` : "";
+    return `${line.group.dataset.name}\n${said(at.y)}${spread}${plot.dataset.unit || ""} at ${said(at.x)} (${plot.dataset.over})`;
+  }
+  function leave(plot) {
+    all(".cursor", plot).forEach((mark) => mark.remove());
+    hideTip();
+  }
+  for (const plot of all("svg.plot")) {
+    plot.addEventListener("pointermove", (event) => {
+      const box = plot.getBoundingClientRect(), size = plot.viewBox.baseVal;
+      const x = (event.clientX - box.left) / box.width * size.width, y = (event.clientY - box.top) / box.height * size.height;
+      let best = null, least = Infinity;
+      for (const line of linesOf(plot)) {
+        line.points.forEach((at, index) => {
+          const far = (at.px - x) ** 2 + (at.py - y) ** 2;
+          if (far < least) { least = far; best = [line, index]; }
+        });
+      }
+      if (best && least < 60 ** 2) showTip(point(plot, ...best), event.clientX, event.clientY);
+      else leave(plot);
+    });
+    plot.addEventListener("pointerleave", () => leave(plot));
+    plot.addEventListener("blur", () => leave(plot));
+    plot.addEventListener("keydown", (event) => {
+      const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
+      const lines = linesOf(plot);
+      if (!step || !lines.length) return;
+      event.preventDefault();
+      const row = plot.at ? Math.max(0, lines.indexOf(plot.at.line)) : 0;
+      const line = lines[(row + (plot.at ? step[0] : 0) + lines.length) % lines.length];
+      const index = Math.max(0, Math.min(line.points.length - 1, plot.at ? plot.at.index + step[1] : 0));
+      const text = point(plot, line, index), box = plot.getBoundingClientRect(), size = plot.viewBox.baseVal;
+      showTip(text, box.left + line.points[index].px / size.width * box.width, box.top + line.points[index].py / size.height * box.height);
+    });
+  }
+
+  // Sorting: numbers by value, texts by their words; empty cells stay last.
+  function key(row, column) {
+    const cell = row.cells[column];
+    if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
+    const text = cell.textContent.trim(), number = parseFloat(text.replace(/,/g, "").replace("−", "-"));
+    if (text === "–" || text === "") return null;
+    return /^[+−-]?[\d.,]/.test(text) && Number.isFinite(number) ? number : text.toLowerCase();
+  }
+  function compare(a, b) {
+    if (a === null || b === null) return (a === null) - (b === null);
+    if (typeof a === "number" && typeof b === "number") return a - b;
+    return String(a).localeCompare(String(b), "en", { numeric: true });
+  }
+  for (const button of all("button[data-sort]")) {
+    button.addEventListener("click", () => {
+      const head = button.closest("th"), body = head.closest("table").tBodies[0];
+      const down = head.getAttribute("aria-sort") === "ascending";
+      all("th", head.parentNode).forEach((other) => other.removeAttribute("aria-sort"));
+      head.setAttribute("aria-sort", down ? "descending" : "ascending");
+      const rows = [...body.rows].map((row) => [key(row, head.cellIndex), row]);
+      const found = (pair) => pair[0] === null;
+      rows.sort((a, b) => found(a) || found(b) ? compare(a[0], b[0]) : (down ? -1 : 1) * compare(a[0], b[0]));
+      body.append(...rows.map(([, row]) => row));
+    });
+  }
+
+  // The filter hides rows, pictures and sections, and dims lines of other operators.
+  const form = document.querySelector("[data-filter]");
+  const chosen = (name) => form.elements[name].value.trim();
+  const words = (element) => (element.words ??= element.textContent.toLowerCase());
+  function matches(element, text, operator) {
+    const own = element.dataset.operator;
+    return (!operator || own === undefined || own === operator) && (!text || words(element).includes(text));
+  }
+  function apply() {
+    const text = chosen("text").toLowerCase(), operator = chosen("operator");
+    const table = chosen("table"), scale = chosen("scale");
+    const filtered = Boolean(text || operator || table || scale);
+    let shown = 0, total = 0, sections = 0;
+    for (const section of all("main > section")) {
+      const { title = "", table: own = "", scale: size = "" } = section.dataset;
+      const inside = (!table || own === table) && (!scale || !size || size === scale);
+      const whole = !text || title.toLowerCase().includes(text) || own.toLowerCase().includes(text);
+      let kept = 0;
+      for (const row of all("tbody tr, .left-out li, .bar", section)) {
+        const visible = inside && matches(row, whole ? "" : text, operator);
+        row.hidden = !visible;
+        kept += visible;
+        if (row.matches("tr")) { shown += visible; total += 1; }
+      }
+      for (const figure of all("figure", section)) {
+        const named = whole || words(figure).includes(text);
+        const lines = all("g[data-operator], li[data-operator]", figure);
+        const own = !operator || !lines.length || lines.some((line) => line.dataset.operator === operator);
+        figure.hidden = !(inside && named && own) || (figure.matches(".bars") && !figure.querySelector(".bar:not([hidden])"));
+        lines.forEach((line) => line.classList.toggle("dim", Boolean(operator) && line.dataset.operator !== operator));
+        kept += !figure.hidden;
+      }
+      for (const gallery of all(".gallery", section)) gallery.hidden = !gallery.querySelector("figure:not([hidden])");
+      for (const part of all(".scroll, details.more", section)) part.hidden = filtered && !part.querySelector("tbody tr:not([hidden])");
+      section.hidden = !inside || (filtered && !kept);
+      if (filtered && !section.hidden && section.firstElementChild.matches("details")) section.firstElementChild.open = true;
+      sections += !section.hidden;
+    }
+    document.querySelector(".nothing").hidden = sections > 0;
+    form.elements.count.value = filtered ? `${shown} of ${total} rows` : "";
+    all(".toc a").forEach((link) => {
+      const target = document.querySelector(link.getAttribute("href"));
+      link.parentNode.hidden = Boolean(target && target.hidden);
+    });
+  }
+  if (form) {
+    form.hidden = false;
+    form.addEventListener("input", apply);
+    form.addEventListener("reset", () => setTimeout(apply));
+    form.addEventListener("submit", (event) => event.preventDefault());
+  }
+
+  // Light, dark, or what the system says; page.html?theme=dark asks for one.
+  const button = document.querySelector("[data-theme-button]"), themes = ["system", "light", "dark"];
+  const stored = () => { try { return localStorage.getItem("hyperball-theme"); } catch { return null; } };
+  function setTheme(theme) {
+    if (theme === "system") delete document.documentElement.dataset.theme;
+    else document.documentElement.dataset.theme = theme;
+    button.textContent = `Theme: ${theme}`;
+    button.dataset.themeButton = theme;
+  }
+  button.hidden = false;
+  const asked = [new URLSearchParams(location.search).get("theme"), stored()];
+  setTheme(asked.find((theme) => themes.includes(theme)) || "system");
+  button.addEventListener("click", () => {
+    const next = themes[(themes.indexOf(button.dataset.themeButton) + 1) % themes.length];
+    setTheme(next);
+    try { localStorage.setItem("hyperball-theme", next); } catch { /* a page from a file may have no storage */ }
+  });
+
+  // Paper has no folds.
+  let folded = [];
+  addEventListener("beforeprint", () => {
+    const closed = all("details:not([open])");
+    closed.forEach((part) => { part.open = true; });
+    folded.push(...closed);
+  });
+  addEventListener("afterprint", () => {
+    folded.forEach((part) => { part.open = false; });
+    folded = [];
+  });
+})();

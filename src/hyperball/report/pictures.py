@@ -1,0 +1,116 @@
+"""Pictures as records hold them: features in the plane, filters of a first layer, any curves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hyperball.report.files import RecordError, clipped, is_number, pairs, sequence, shown, texts
+
+MOST_FILTERS, LARGEST_FILTER, MOST_SERIES = 256, 64, 24
+
+
+@dataclass(frozen=True)
+class Features:
+    """Two-dimensional features with their labels."""
+
+    name: str
+    title: str
+    points: tuple[tuple[float, float], ...]
+    labels: tuple[str, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Filters:
+    """Filters [n][c][h][w] of a first layer."""
+
+    name: str
+    title: str
+    filters: tuple[Any, ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A named line, and half the width of its band where it has one."""
+
+    name: str
+    points: tuple[tuple[float, float], ...]
+    band: tuple[float, ...] = ()
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Any lines over any axis."""
+
+    name: str
+    title: str
+    x_label: str
+    y_label: str
+    lines: tuple[Line, ...]
+    note: str = ""
+    log: bool = False
+
+
+def read_features(tree: Mapping[str, Any], path: Path, name: str) -> Features:
+    points, labels = sequence(tree, "points", path.name), sequence(tree, "labels", path.name)
+    kept = [
+        ((float(point[0]), float(point[1])), clipped(label))
+        for point, label in zip(points, labels)
+        if isinstance(point, list) and len(point) == 2 and all(map(is_number, point))
+    ]
+    if not kept:
+        raise RecordError(f"{path.name}: `points` must be pairs of numbers, one a label")
+    return Features(
+        name, clipped(tree.get("title", path.stem)), tuple(p for p, _ in kept), tuple(label for _, label in kept),
+        note(tree),
+    )  # fmt: skip
+
+
+def read_filters(tree: Mapping[str, Any], path: Path, name: str) -> Filters:
+    """Filters [n][c][h][w], all of one shape."""
+    filters = sequence(tree, "filters", path.name)[:MOST_FILTERS]
+    shapes = {shape_of(entry) for entry in filters}
+    if len(shapes) != 1 or None in shapes:
+        raise RecordError(f"{path.name}: `filters` must be numbers [n, c, h, w] of one shape")
+    return Filters(name, clipped(tree.get("title", path.stem)), tuple(filters), note(tree))
+
+
+def shape_of(entry: Any) -> tuple[int, int, int] | None:
+    """(c, h, w) of a filter in nested lists of finite numbers, at most 64 a side."""
+    try:
+        shape = (len(entry), len(entry[0]), len(entry[0][0]))
+        whole = all(
+            len(plane) == shape[1] and all(len(row) == shape[2] and all(map(is_number, row)) for row in plane)
+            for plane in entry
+        )
+    except (TypeError, IndexError, KeyError):
+        return None
+    return shape if whole and min(shape) > 0 and max(shape) <= LARGEST_FILTER else None
+
+
+def read_curves(tree: Mapping[str, Any], path: Path, name: str) -> Curves:
+    lines = []
+    for entry in sequence(tree, "series", path.name)[:MOST_SERIES]:
+        if not isinstance(entry, dict):
+            raise RecordError(f"{path.name}: an entry of `series` must be an object, got {shown(entry)}")
+        xs, ys = sequence(entry, "x", path.name), sequence(entry, "y", path.name)
+        band = entry.get("band")
+        whole = isinstance(band, list) and len(band) == len(xs) == len(ys) and all(map(is_number, (*band, *xs, *ys)))
+        lines.append(
+            Line(clipped(entry.get("name", "")), pairs(xs, ys), tuple(map(float, band or ())) if whole else ())
+        )
+    if not any(line.points for line in lines):
+        raise RecordError(f"{path.name}: `series` must hold finite numbers `x` and `y`")
+    return Curves(
+        name, clipped(tree.get("title", path.stem)), clipped(tree.get("x_label", "")), clipped(tree.get("y_label", "")),
+        tuple(lines), note(tree), tree.get("log") is True or tree.get("y_scale") == "log",
+    )  # fmt: skip
+
+
+def note(tree: Mapping[str, Any]) -> str:
+    found = tree.get("note", tree.get("what"))
+    return texts([found])[0] if isinstance(found, str) else ""

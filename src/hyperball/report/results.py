@@ -1,0 +1,151 @@
+"""The page about a results folder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import PurePath
+
+from hyperball.report.charts import Chart
+from hyperball.report.folder import Found
+from hyperball.report.kinds import Attack, Bench, Published, RobustCell, Robustness
+from hyperball.report.page import Gallery, Page, Section
+from hyperball.report.pictures import Curves, Features, Filters
+from hyperball.report.records import Run
+from hyperball.report.sections import lines as curves
+from hyperball.report.sections.bench import bench_sections
+from hyperball.report.sections.figures import figure_section, galleries, geometry_section
+from hyperball.report.sections.join import Joined
+from hyperball.report.sections.published import finding, published_section, tone
+from hyperball.report.sections.robustness import robustness_section
+from hyperball.report.tables import Cell, Group, Table, family, group, group_table, run_table
+
+DRAWN_ANYWAY = ("convergence", "radii")  # from the runs themselves, with a line for every cell
+MOST_RUNS, FEW_RUNS, MOST_RADII = 2000, 8, 4
+LAST = "Every result is that of the last iterate, as mean ± standard deviation over seeds."
+HOW = (
+    "Hover over a number or a line, or reach it with the Tab key, for its conditions; a click on a head sorts a table."
+)
+
+
+def results_page(found: Found, title: str = "Results") -> Page:
+    """Overview, published tables, robustness, other runs, figures, benchmarks, geometry, every run."""
+    joined = [Joined(table, found.runs, found.of(RobustCell)) for table in found.of(Published)]
+    used = set[int]().union(*(entry.used for entry in joined))
+    others = [run for run in found.runs if id(run) not in used]
+    sets = list(dict.fromkeys(run.data for run in others))
+    sections: list[Section | None] = [
+        overview(joined),
+        *table_sections(joined, found),
+        robustness_section(found),
+        *(data_section(name, [run for run in others if run.data == name]) for name in sets),
+        figure_section([record for record in pictures(found) if not of_a_table(record, joined, found)], found.runs),
+        *bench_sections(found.of(Bench)),
+        geometry_section(),
+        every_run(found.runs),
+    ]
+    versions = sorted(
+        {f"{k} {v}" for run in found.runs for k, v in run.conditions.items() if k in ("torch", "hyperball")}
+    )
+    shown = tuple(section for section in sections if section is not None)
+    return Page(
+        title,
+        f"{counted(found)} {LAST if found.runs or joined else ''} {HOW}",
+        shown,
+        tuple(found.left_out),
+        ", ".join(versions),
+        filters=True,
+    )
+
+
+def pictures(found: Found) -> list[Curves | Features | Filters]:
+    return [*found.of(Curves), *found.of(Features), *found.of(Filters)]
+
+
+def of_a_table(record: Curves | Features | Filters, joined: Sequence[Joined], found: Found) -> bool:
+    """Whether a picture lies in the folder of a table."""
+    return any((found.root / record.name).is_relative_to(entry.table.folder) for entry in joined)
+
+
+def table_sections(joined: Sequence[Joined], found: Found) -> list[Section]:
+    """The published tables; those that share a folder share its runs, whose curves are drawn once."""
+    drawn, sections = set(), []
+    for entry in joined:
+        first = entry.table.folder not in drawn
+        own = [record for record in pictures(found) if of_a_table(record, [entry], found)] if first else []
+        own = [record for record in own if PurePath(record.name).stem not in DRAWN_ANYWAY or not entry.used]
+        sections.append(published_section(entry, first, galleries(own)))
+        drawn.add(entry.table.folder)
+    return sections
+
+
+def counted(found: Found) -> str:
+    """What was found, in a sentence."""
+    if not len(found):
+        return "No record was found in this folder: what follows is drawn from formulas."
+    kinds = (
+        (len(found.runs), "run"), (len(found.of(Published)), "published table"),
+        (sum(len(found.of(kind)) for kind in (Attack, Robustness, RobustCell)), "robustness record"),
+        (len(found.of(Bench)), "benchmark"),
+    )  # fmt: skip
+    parts = [f"{count:,} {word}{'' if count == 1 else 's'}" for count, word in kinds if count]
+    figures = len(found) - sum(count for count, _ in kinds)
+    parts += [f"{figures} figure{'' if figures == 1 else 's'}"] if figures else []
+    return f"{', '.join(parts[:-1])}{' and ' if len(parts) > 1 else ''}{parts[-1]}."
+
+
+def overview(joined: Sequence[Joined]) -> Section | None:
+    """One row a table and scale: how many cells are done, and how near they are to the paper."""
+    if not joined:
+        return None
+    rows = []
+    for entry in joined:
+        table, done = entry.table, [line for line in entry.lines if line.values]
+        known = [line for line in done if line.difference is not None and table.scale == "paper"]
+        near = sum(tone(table, line) in ("better", "near") for line in known)
+        seeds = [len(line.values) for line in done]
+        doubts = sum(len(line.doubts) for line in entry.lines)
+        spans = f"{min(seeds)}–{max(seeds)}" if seeds and min(seeds) < max(seeds) else str(max(seeds, default=0))
+        rows.append((
+            Cell(table.title, tip=f"{table.name}\n{finding(table, entry.lines, done)}"), Cell(table.experiment),
+            Cell(table.scale, tip=table.protocol),
+            Cell(f"{len(done)} of {len(entry.lines)}", sort=len(done) / max(len(entry.lines), 1)),
+            Cell(f"{near} of {len(known)}" if known else "–", sort=near / len(known) if known else None),
+            Cell(spans, sort=min(seeds, default=0)), Cell(str(doubts) if doubts else "–", sort=doubts),
+        ))  # fmt: skip
+    columns = ("table", "name", "scale", "cells done", "within 1.5 points or better", "seeds", "doubts")
+    lead = "Only runs of the published schedule are held against the paper; shorter ones show the ordering alone."
+    return Section("At a glance", lead, (Table(columns, tuple(rows), 3),), part="overview")
+
+
+def data_section(name: str, runs: Sequence[Run]) -> Section:
+    """Table and curves of the runs on one set that belong to no published table."""
+    groups = group(runs)
+    named = [(entry.label, family(entry.runs[0].recipe), entry.runs) for entry in groups]
+    charts = (
+        curves.run_chart("Test accuracy", "%", named, lambda run: run.evaluations, curves.accuracy, unit=" %"),
+        curves.run_chart("Training loss", "", named, lambda run: run.training, curves.loss, log=True),
+        curves.run_chart("Test loss", "", named, lambda run: run.evaluations, curves.loss, log=True),
+    )
+    lead = "Runs of no published table. The best epoch was chosen looking at the test set."
+    galleries = (Gallery("Learned radii", tuple(map(radii, filter(has_radii, groups)))[:MOST_RADII]),)
+    remarks = tuple(f"{run.name}: {note}" for run in runs for note in run.notes)
+    return Section(
+        f"Runs on {name}", lead, (group_table(groups),), tuple(chart for chart in charts if chart.series),
+        remarks=remarks, galleries=tuple(gallery for gallery in galleries if gallery.charts), part="runs",
+    )  # fmt: skip
+
+
+def has_radii(entry: Group) -> bool:
+    return sum(bool(point.radii) for point in entry.runs[0].evaluations) > 1
+
+
+def radii(entry: Group) -> Chart:
+    return curves.radii_chart(entry.label, entry.runs[0])
+
+
+def every_run(runs: Sequence[Run]) -> Section | None:
+    if not runs:
+        return None
+    table = replace(run_table(runs[:MOST_RUNS]), caption=f"{min(len(runs), MOST_RUNS):,} of {len(runs):,} runs")
+    return Section("Every run", tables=(table,), folded=len(runs) > FEW_RUNS, part="runs")

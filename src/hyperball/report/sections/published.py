@@ -1,0 +1,240 @@
+"""A published table: ours beside the paper's, cell by cell, with spread, doubts and conditions, and its curves."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hyperball.report.drawing.axes import Axis
+from hyperball.report.drawing.svg import Safe, element, svg
+from hyperball.report.files import clipped
+from hyperball.report.kinds import Number, Published
+from hyperball.report.page import Gallery, Section
+from hyperball.report.sections.join import ERRORS, Joined, Line
+from hyperball.report.sections.table_curves import convergence, outliers, radii
+from hyperball.report.tables import MISSING, Cell, Table, gathered, spread, where
+
+METRICS = {"error": "Test error, %", "top1": "Test accuracy, %", "top5_error": "Top-5 test error, %"}
+NEAR = 1.5  # points: as near to the paper as the reproduction aims at
+MOST_COLUMNS, MOST_CONDITIONS, MOST_EXTRA = 6, 12, 10
+PLOT_WIDTH, PLOT_HEIGHT = 150.0, 18.0
+
+
+def published_section(joined: Joined, curves_too: bool = True, pictures: Sequence[Gallery] = ()) -> Section:
+    """The table as published and at length, then curves and pictures."""
+    table, lines = joined.table, joined.lines
+    done = [line for line in lines if line.values]
+    tables = [detail_table(table, lines)]
+    overview = matrix(joined)
+    if overview is not None:
+        tables = [overview, replace(tables[0], folded=f"All {len(lines)} numbers, with best epoch and seeds")]
+    words = f"Protocol: {table.protocol}." if table.protocol else ""
+    how = ", last iterate, mean ± standard deviation over seeds" if is_share(table.metric) else ""
+    lead = f"{table.source}. {metric_words(table.metric)}{how}. {words}"
+    galleries = [*([convergence(joined), outliers(joined), radii(joined)] if curves_too else []), *pictures]
+    said = dict.fromkeys(
+        (f"{line.number.row}, {joined.split(line.number.column)[0]}", doubt) for line in lines for doubt in line.doubts
+    )
+    return Section(
+        f"{table.title}", lead, tuple(tables), remarks=tuple(table.notes), doubts=gathered(said),
+        finding=finding(table, lines, done), badges=(table.experiment, f"scale: {table.scale}"),
+        table=table.experiment, scale=table.scale, galleries=tuple(entry for entry in galleries if entry.charts),
+    )  # fmt: skip
+
+
+def metric_words(metric: str) -> str:
+    return METRICS.get(metric, f"{clipped(metric)}, %" if is_share(metric) else clipped(metric))
+
+
+def is_share(metric: str) -> bool:
+    """Whether a metric is one of training's, in percent; others name a unit of their own, such as milliseconds."""
+    return metric in METRICS or metric.startswith(("top", "map", "ece"))
+
+
+def finding(table: Published, lines: Sequence[Line], done: Sequence[Line]) -> str:
+    """How many cells there are, and how near to the paper's."""
+    if not done:
+        return "No cell of this table has been run yet."
+    known = [line for line in done if line.difference is not None]
+    said = f"{len(done)} of {len(lines)} cells have numbers"
+    if not is_share(table.metric):
+        return f"{said}; times of other hardware than the paper's, so only ratios can be compared."
+    if table.scale != "paper":
+        return (
+            f"{said}; differences to the paper are those of a shorter schedule, so only the ordering can be compared."
+        )
+    if not known:
+        return f"{said}; the paper has none of them."
+    near = sum(tone(table, line) in ("better", "near") for line in known)
+    return f"{said}; {near} of {len(known)} are within {NEAR:g} points of the paper or better."
+
+
+def tone(table: Published, line: Line) -> str:
+    """better, near or worse than the paper; nothing at another scale, where that would be unfair."""
+    gap = line.difference
+    if gap is None or table.scale != "paper" or not is_share(table.metric):
+        return ""
+    worse = gap if table.metric in ERRORS else -gap
+    return "better" if worse <= 0 else "near" if worse <= NEAR else "worse"
+
+
+def matrix(joined: Joined) -> Table | None:
+    """Rows and columns as the paper prints them; None where they would not fit or a cell has two protocols.
+
+    Conditions such as attacks become the columns where there are any, and the columns a part of the rows.
+    """
+    table, lines = joined.table, joined.lines
+    split = {line.number.column: joined.split(line.number.column) for line in lines}
+    turned = any(condition for _, condition in split.values())
+    bases = len({base for base, _ in split.values()})
+    placed: dict[tuple[str, str], Line] = {}
+    for line in lines:
+        base, condition = split[line.number.column]
+        row = f"{line.number.row}, {base}" if turned and bases > 1 else line.number.row
+        placed[row, (condition or "test set") if turned else base] = line
+    rows, columns = (list(dict.fromkeys(place[i] for place in placed)) for i in (0, 1))
+    fits = 2 <= len(columns) <= (MOST_CONDITIONS if turned else MOST_COLUMNS)
+    if not fits or len(rows) < 2 or len(placed) < len(lines):
+        return None
+    best = {column: best_of(table, [line for (_, own), line in placed.items() if own == column]) for column in columns}
+    cells, operators = [], []
+    for row in rows:
+        held = [placed.get((row, column)) for column in columns]
+        first = next(line for line in held if line is not None)
+        ours = [cell(table, line, best[column]) for line, column in zip(held, columns, strict=True)]
+        cells.append((Cell(row, remark=kind_of(first)), *ours))
+        operators.append(first.operator)
+    return Table(("", *columns), tuple(cells), caption=matrix_caption(table, lines), operators=tuple(operators))
+
+
+def matrix_caption(table: Published, lines: Sequence[Line]) -> str:
+    seeds = sorted({len(line.values) for line in lines if line.values})
+    counted = f"n = {seeds[0]}" if len(seeds) == 1 else f"n = {seeds[0]} to {seeds[-1]}" if seeds else "no runs yet"
+    also = " and ours less the paper's" if is_share(table.metric) else ""
+    return f"{metric_words(table.metric)}, {counted}; below each the paper's number{also}."
+
+
+def best_of(table: Published, lines: Sequence[Line]) -> float | None:
+    """The best mean of a column; None where there is nothing to choose from, or no better and worse."""
+    means = [line.mean for line in lines if line.mean is not None]
+    if len(means) < 2 or not is_share(table.metric):
+        return None
+    return (min if table.metric in ERRORS else max)(means)
+
+
+def kind_of(line: Line) -> str:
+    """What a row is that the paper does not have."""
+    words = {"published": "", "control": "a control that the paper lacks", "ours": "an operator of ours"}
+    told = "(ours)" in line.number.row or "(control)" in line.number.row
+    return "" if told else words.get(line.number.kind, line.number.kind)
+
+
+def cell(table: Published, line: Line | None, best: float | None) -> Cell:
+    if line is None:
+        return Cell(MISSING)
+    gap = "" if line.difference is None or not is_share(table.metric) else f" ({signed(line.difference)})"
+    known = line.number.published is not None
+    remark = (f"paper {paper(line.number)}{gap}" if known else "") + (" ⚠" if line.doubts else "")
+    marked = best is not None and line.mean == best
+    return Cell(
+        spread(line.values), marked, remark, line.mean, tip(table, line), tone(table, line) if line.values else ""
+    )
+
+
+def paper(number: Number) -> str:
+    return MISSING if number.published is None else str(number.published)
+
+
+def signed(value: float) -> str:
+    return f"{value:+.2f}".replace("-", "−")
+
+
+def tip(table: Published, line: Line) -> str:
+    """Everything behind a cell's number."""
+    number = line.number
+    parts = [f"{number.row}, {number.column}", f"{metric_words(table.metric)} at scale {table.scale}"]
+    if line.values:
+        parts.append(f"last iterate {', '.join(f'{value:.2f}' for value in line.values)} (n = {len(line.values)})")
+    if line.best:
+        parts.append(f"best epoch, chosen on the test set: {', '.join(f'{value:.2f}' for value in line.best)}")
+    parts.append(f"paper {paper(number)}")
+    parts += [f"{key} {value}" for key, value in number.facts.items()]
+    parts += [where(line.runs)] if line.runs else without_runs(line)
+    parts += [f"doubt: {doubt}" for doubt in line.doubts]
+    return "\n".join(parts)
+
+
+def without_runs(line: Line) -> list[str]:
+    """What to say of a number whose runs are not in the folder."""
+    if not line.values:
+        return ["not run yet"]
+    return [f"seeds {', '.join(line.number.seeds)}"] if line.number.seeds else []
+
+
+def detail_table(table: Published, lines: Sequence[Line]) -> Table:
+    """One row a number: ours, the paper's, the difference, a picture of the three, the best epoch, seeds."""
+    axis = plot_axis(lines)
+    more = list(dict.fromkeys(key for line in lines for key in line.number.extra))[:MOST_EXTRA]
+    rows = []
+    for line in lines:
+        number, told = line.number, tip(table, line)
+        known = number.published if isinstance(number.published, int | float) else None
+        gap = line.difference
+        rows.append((
+            Cell(number.row, remark=line.variant or kind_of(line)), Cell(number.column),
+            Cell(spread(line.values), sort=line.mean, tip=told), Cell(paper(number), sort=known),
+            Cell(MISSING if gap is None else signed(gap), sort=gap, tone=tone(table, line)),
+            Cell("", sort=gap, plot=plot(line, axis) if axis else None),
+            Cell(spread(line.best), sort=statistics.fmean(line.best) if line.best else None),
+            Cell(str(len(line.values)), sort=len(line.values)),
+            Cell(str(len(line.doubts)) if line.doubts else MISSING, tip="\n".join(line.doubts), sort=len(line.doubts)),
+            *(extra_cell(number.extra.get(key)) for key in more),
+        ))  # fmt: skip
+    columns = (
+        "row",
+        "column",
+        "ours",
+        "paper",
+        "difference",
+        "○ paper  ● ours",
+        "best epoch",
+        "seeds",
+        "doubts",
+        *more,
+    )
+    chosen = ", last iterate; the best epoch was chosen looking at the test set" if is_share(table.metric) else ""
+    caption = f"{metric_words(table.metric)}{chosen}."
+    return Table(columns, tuple(rows), 2, caption, tuple(line.operator for line in lines))
+
+
+def extra_cell(value: float | None) -> Cell:
+    return Cell(MISSING) if value is None else Cell(f"{value:,.2f}", sort=value)
+
+
+def plot_axis(lines: Sequence[Line]) -> Axis | None:
+    """One scale for all small pictures of a table."""
+    known = [float(line.number.published) for line in lines if isinstance(line.number.published, int | float)]
+    values = [*known, *(value for line in lines for value in line.values)]
+    if len(values) < 2 or min(values) == max(values):
+        return None
+    return Axis(min(values), max(values), 6, PLOT_WIDTH - 6)
+
+
+def plot(line: Line, axis: Axis) -> Safe:
+    """The paper's number as a ring, ours as a dot with its standard deviation."""
+    middle = PLOT_HEIGHT / 2
+    parts = [element("path", class_="grid", d=f"M{axis.start:g} {middle:g}H{axis.end:g}")]
+    known, mean = line.number.published, line.mean
+    if isinstance(known, int | float) and mean is not None:
+        parts.append(element("path", class_="gap", d=f"M{axis(float(known)):g} {middle:g}H{axis(mean):g}"))
+    if mean is not None and len(line.values) > 1:
+        width = statistics.stdev(line.values)
+        ends = f"M{axis(mean - width):g} {middle:g}H{axis(mean + width):g}"
+        parts.append(element("path", class_="whisker", d=ends))
+    if isinstance(known, int | float):
+        parts.append(element("circle", class_="paper", cx=axis(float(known)), cy=middle, r=4))
+    if mean is not None:
+        parts.append(element("circle", class_="ours", cx=axis(mean), cy=middle, r=3.6))
+    label = f"paper {paper(line.number)}, ours {spread(line.values)}"
+    return svg(PLOT_WIDTH, PLOT_HEIGHT, *parts, label=label, class_="inline")

@@ -1,0 +1,244 @@
+"""The report's page in a real browser: it loads, asks for nothing, and can be filtered, sorted, hovered and printed."""
+
+import os
+import shutil
+
+import pytest
+from report_cases import EVIL, make_results, make_run, number, page_of, table_tree, write
+
+pytest.importorskip("jinja2")
+api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"no browser: none of {', '.join(NAMES)} is on the path")
+TABLE = "section[data-table='synthetic-table'][data-scale='paper']"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with api.sync_playwright() as playwright:
+        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield made
+        made.close()
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("browser")
+    (folder / "page.html").write_text(page_of(make_results(folder / "results")), encoding="utf-8")
+    return (folder / "page.html").as_uri()
+
+
+@pytest.fixture
+def visit(browser):
+    """Open pages, each watched: an error, a message on the console or a request beyond the page fails the test."""
+    contexts, troubles = [], []
+
+    def open_page(uri, **options):
+        context = browser.new_context(**options)
+        contexts.append(context)
+        page = context.new_page()
+        page.set_default_timeout(5000)
+        page.on("console", lambda message: troubles.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: troubles.append(str(error)))
+
+        def answer(route):
+            if route.request.url == uri:
+                return route.continue_()
+            troubles.append(f"asked for {route.request.url}")
+            return route.abort()
+
+        page.route(lambda url: not url.startswith("data:"), answer)
+        page.goto(uri)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert troubles == []
+
+
+def visible_rows(page, table):
+    return page.locator(f"{table} .scroll").first.locator("tbody tr:visible")
+
+
+def test_the_page_loads_with_its_charts(visit, address):
+    page = visit(address)
+    assert page.title() == "Results"
+    assert page.locator("svg.plot").count() > 15
+    assert page.locator("svg.plot g .line").count() > 50
+    assert page.locator("svg.plane").count() == 8 + 12 + 1
+    assert page.locator(".bar").count() == 8
+    box = page.locator("svg.plot").first.bounding_box()
+    assert box["width"] > 200
+    assert box["height"] > 100
+    # Every image that the page carries can be decoded.
+    images = "() => Promise.all([...document.querySelectorAll('image')].map((i) => i.decode ? i.decode() : null))"
+    page.evaluate(images)
+
+
+def test_every_entry_of_the_contents_leads_somewhere(visit, address):
+    page = visit(address)
+    links = page.locator(".toc a").evaluate_all("links => links.map((link) => link.getAttribute('href'))")
+    assert len(links) > 8
+    for link in links:
+        assert page.locator(link).count() == 1
+
+
+def test_the_text_filter_keeps_what_matches(visit, address):
+    page = visit(address)
+    page.fill("[name=text]", "sphere")
+    rows = visible_rows(page, TABLE)
+    assert rows.count() == 1
+    assert "sphere" in rows.first.inner_text()
+    assert page.locator("main > section:visible").count() < page.locator("main > section").count()
+    assert " of " in page.locator("output").inner_text()
+    page.fill("[name=text]", "no such words anywhere")
+    assert page.locator(".nothing").is_visible()
+    page.click("form button[type=reset]")
+    page.wait_for_function("document.querySelector('.nothing').hidden")
+    assert visible_rows(page, TABLE).count() == 8
+
+
+def test_tables_operators_and_scales_can_be_chosen(visit, address):
+    page = visit(address)
+    page.select_option("[name=operator]", "tanh")
+    assert visible_rows(page, TABLE).count() == 1
+    faint = page.locator(f"{TABLE} svg.plot g.dim")
+    assert faint.count() > 0
+    assert set(faint.evaluate_all("groups => groups.map((group) => group.dataset.operator)")).isdisjoint({"tanh"})
+    page.select_option("[name=operator]", "")
+    page.select_option("[name=table]", "synthetic-table")
+    page.select_option("[name=scale]", "quick")
+    shown = page.locator("main > section:visible")
+    assert shown.count() == 1
+    assert shown.first.get_attribute("data-scale") == "quick"
+    assert page.locator(".toc li:visible").count() == 1
+
+
+def test_a_click_on_a_head_sorts_and_a_second_one_turns_it_round(visit, address):
+    page = visit(address)
+    page.locator(f"{TABLE} details.more summary").click()
+    table = page.locator(f"{TABLE} details.more table")
+    head = table.locator("th", has_text="ours").first
+
+    def column():
+        values = "cells => cells.map((cell) => Number(cell.dataset.value))"
+        return table.locator("tbody tr td:nth-child(3)").evaluate_all(values)
+
+    before = column()
+    head.locator("button").click()
+    assert column() == sorted(before) != before
+    assert head.get_attribute("aria-sort") == "ascending"
+    head.locator("button").press("Enter")
+    assert column() == sorted(before, reverse=True)
+    assert head.get_attribute("aria-sort") == "descending"
+
+
+def test_hovering_over_a_number_tells_its_conditions(visit, address):
+    page = visit(address)
+    page.locator(f"{TABLE} td[data-tip]").first.hover()
+    text = page.locator(".tip").inner_text()
+    for part in ("seeds 0, 1, 2", "device cpu", "torch 2.8.0", "commit 0123456789ab", "last iterate", "best epoch"):
+        assert part in text
+
+
+def test_hovering_over_a_line_tells_its_numbers(visit, address):
+    page = visit(address)
+    plot = page.locator(f"{TABLE} svg.plot").first
+    plot.scroll_into_view_if_needed()
+    box = plot.bounding_box()
+    page.mouse.move(box["x"] + box["width"] * 0.9, box["y"] + box["height"] * 0.75)
+    assert "(step)" in page.locator(".tip").inner_text()
+    assert " ± " in page.locator(".tip").inner_text()
+    assert plot.locator(".cursor").count() == 1
+
+
+def test_the_keyboard_reaches_numbers_and_lines(visit, address):
+    page = visit(address)
+    plot = page.locator(f"{TABLE} svg.plot").first
+    plot.focus()
+    page.keyboard.press("ArrowRight")
+    first = page.locator(".tip").inner_text()
+    page.keyboard.press("ArrowRight")
+    second = page.locator(".tip").inner_text()
+    page.keyboard.press("ArrowDown")
+    third = page.locator(".tip").inner_text()
+    assert "baseline" in first
+    assert len({first, second, third}) == 3
+    page.keyboard.press("Escape")
+    assert page.locator(".tip").is_hidden()
+    page.locator(f"{TABLE} .scroll").first.locator("th button").last.focus()
+    for _ in range(3):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.dataset.tip !== undefined"):
+            break
+    assert "last iterate" in page.locator(".tip").inner_text()
+
+
+def background(page):
+    return page.evaluate("getComputedStyle(document.body).backgroundColor")
+
+
+def luminance(color):
+    return sum(map(int, color.removeprefix("rgb(").removesuffix(")").split(","))) / 3
+
+
+@pytest.mark.parametrize("scheme, bright", [("light", True), ("dark", False)])
+def test_the_page_follows_the_system_until_a_theme_is_chosen(scheme, bright, visit, address):
+    page = visit(address, color_scheme=scheme)
+    assert (luminance(background(page)) > 128) is bright
+    button = page.locator("[data-theme-button]")
+    seen = {}
+    for _ in range(3):
+        button.click()
+        seen[button.inner_text()] = luminance(background(page)) > 128
+    assert seen == {"Theme: light": True, "Theme: dark": False, "Theme: system": bright}
+
+
+@pytest.mark.parametrize("width", [390, 768, 1400])
+def test_no_width_needs_scrolling_sideways(width, visit, address):
+    page = visit(address, viewport={"width": width, "height": 844})
+    for part in page.locator("details").all():
+        part.evaluate("part => { part.open = true; }")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert page.locator("svg.plot").first.bounding_box()["width"] <= width
+
+
+def test_a_page_on_paper_has_no_controls_and_no_folds(visit, address):
+    page = visit(address, color_scheme="dark")
+    page.emulate_media(media="print")
+    for hidden in (".filter", ".toc", ".theme"):
+        assert page.locator(hidden).first.is_hidden()
+    assert luminance(background(page)) > 250
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator("details:not([open])").count() == 0
+    assert len(page.pdf()) > 50_000
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details:not([open])").count() > 0
+
+
+def test_hostile_texts_are_only_shown(visit, tmp_path):
+    make_run(tmp_path / "in" / "run", data__name=EVIL, model__magnitude=EVIL)
+    write(tmp_path / "in" / "table.json", table_tree(EVIL, [number(EVIL, "x", 1.0, [2.0], doubts=[EVIL])]))
+    (tmp_path / "page.html").write_text(page_of(tmp_path / "in", EVIL))
+    page = visit((tmp_path / "page.html").as_uri())
+    page.on("dialog", lambda dialog: pytest.fail(dialog.message))
+    assert page.title() == EVIL
+    assert page.locator("img").count() == 0
+    page.locator("td[data-tip]").first.hover()
+    page.fill("[name=text]", "<script>")
+    assert page.locator("main > section:visible").count() > 0
+
+
+def test_a_page_without_records_and_one_with_a_thousand_rows_work(visit, tmp_path):
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none.html").write_text(page_of(tmp_path / "none"))
+    assert "No record was found" in visit((tmp_path / "none.html").as_uri()).locator(".lead").inner_text()
+    numbers = [number(f"row {index}", "x", 30.0, [float(index)]) for index in range(1000)]
+    write(tmp_path / "many" / "table.json", table_tree("many", numbers))
+    (tmp_path / "many.html").write_text(page_of(tmp_path / "many"))
+    page = visit((tmp_path / "many.html").as_uri())
+    page.fill("[name=text]", "row 77")
+    assert page.locator("tbody tr:visible").count() == 11
