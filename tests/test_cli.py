@@ -112,7 +112,6 @@ MISTAKES = {
     "a name in place of a size": (["explain", "conv(3, 4, kernel_size=big)"], "`kernel_size` must be a number, got"),
     "a value for print_config": (["train", "--print_config=foo"], "--print_config takes no value, got 'foo'"),
     "both lengths": (["train", "--epochs=2", "--steps=9"], "`epochs` and `steps` exclude each other, got 2 and 9"),
-    "a report on an empty folder": (["report", "."], "holds no runs"),
     "half a layer": (["explain", "conv(3, 4"], "neither a model nor a call"),
     "a plain model to explain": (["explain", "digits"], "no hyperball layer"),
     "nothing to convert to": (["convert", "digits"], "give a `magnitude`"),
@@ -255,17 +254,3 @@ def test_convert_reports_and_writes(capsys, tmp_path):
 
     loaded = hb.models.create("digits", magnitude="tanh")
     assert hb.convert.load(loaded, target)["magnitude"] == "tanh"
-
-
-def test_bench_outside_a_checkout_says_so(monkeypatch, tmp_path, capsys):
-    from hyperball.cli import bench
-
-    monkeypatch.setattr(bench, "__file__", str(tmp_path / "site" / "hyperball" / "cli" / "bench.py"))
-    monkeypatch.chdir(tmp_path)
-    assert "run this in a checkout" in refused(capsys, "bench")
-
-
-def test_bench_is_found_in_a_checkout():
-    from hyperball.cli.bench import find_script
-
-    assert find_script().name == "run.py"

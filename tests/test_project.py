@@ -36,6 +36,7 @@ ORDER = (
     "training",
     "experiments",
     "report",
+    "bench",
     "cli",
     "__main__",
 )
