@@ -112,9 +112,14 @@ def summary_row(found: Found) -> tuple[str, ...]:
 def detail(found: Found) -> str:
     """Every number that is measured, ours beside the paper's, and what they were measured under."""
     experiment = found.experiment
-    head = ("", "", f"{experiment.metric}, %", "best epoch", "paper", "difference", "seeds", *experiment.also)
-    rows = [detail_row(line, line in found.beside) for line in found.measured]
-    protocol = f"Scale `{found.scale}`: {experiment.words(found.scale)}. {len(rows)} of {len(found.lines)} numbers."
+    head: Sequence[str]
+    if any(entry.attacks for entry in experiment.entries):
+        head, rows = attack_rows(found)
+    else:
+        head = ("", "", f"{experiment.metric}, %", "best epoch", "paper", "difference", "seeds", *experiment.also)
+        rows = [detail_row(line, line in found.beside) for line in found.measured]
+    count = f"{len(found.measured)} of {len(found.lines)} numbers"
+    protocol = f"Scale `{found.scale}`: {experiment.words(found.scale)}. {count}."
     if found.foreign:
         protocol += f" {found.foreign} records of other recipes are left out."
     remarks = "".join(f"\n- {remark}" for remark in found.remarks)
@@ -127,6 +132,30 @@ def detail_row(line: Comparison, compares: bool) -> tuple[str, ...]:
     difference = f"{line.difference:+.2f}" if compares else "–"
     also = [beside(values, line.published_also.get(name)) for name, values in line.also.items()]
     return (line.row, line.column, spread(line.values), best, paper, difference, str(len(line.values)), *also)
+
+
+def attack_rows(found: Found) -> tuple[Sequence[str], list[tuple[str, ...]]]:
+    """One row a network and a column an attack: ours, the paper's in parentheses, and seeds where they are fewer."""
+    lines = {(line.row, line.column): line for line in found.measured}
+    entries = [entry for entry in found.experiment.entries if (entry.row, entry.column) in lines]
+    names = [
+        name
+        for name in dict.fromkeys(name for entry in entries if entry.attacks for name in entry.attacks.shown)
+        if any((entry.row, f"{entry.column}, {name}") in lines for entry in entries)
+    ]
+    rows = []
+    for entry in entries:
+        clean = lines[entry.row, entry.column]
+        cells = [lines.get((entry.row, f"{entry.column}, {name}")) for name in names]
+        count = len(clean.values)
+        shown = ["–" if line is None else attack_cell(line, count) for line in (clean, *cells)]
+        rows.append((entry.row, entry.column, *shown, str(count)))
+    return ("", "training", "clean", *names, "seeds"), rows
+
+
+def attack_cell(line: Comparison, seeds: int) -> str:
+    paper = float(line.published) if isinstance(line.published, int | float) else None
+    return beside(line.values, paper) + (f" [{len(line.values)} of {seeds}]" if len(line.values) < seeds else "")
 
 
 def beside(values: Sequence[float], paper: float | None) -> str:

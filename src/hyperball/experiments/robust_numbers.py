@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def told_doubts(experiment: Experiment, folders: Mapping[str, Sequence[Path]]) -
             continue
         records = robust_records(folders.get(entry.name, ()))
         where = f"{entry.row}, {entry.column}"
-        for sentence, count in counted(doubt for record in records for doubt in record["doubts"]):
+        for sentence, count in counted([record["doubts"] for record in records]):
             texts.append(f"doubt: {where} ({count} of {len(records)} seeds): {sentence}")
         if records and not any(record["doubts"] for record in records):
             texts.append(f"no doubts: {where} ({len(records)} seeds)")
@@ -65,12 +66,17 @@ def told_doubts(experiment: Experiment, folders: Mapping[str, Sequence[Path]]) -
     return texts
 
 
-def counted(sentences: Iterator[str]) -> list[tuple[str, int]]:
-    """Sentences that say the same with other numbers, once, with how often they were said."""
-    found: dict[str, list[str]] = {}
-    for sentence in sentences:
-        found.setdefault("".join(c for c in sentence if not (c.isdigit() or c in ".%+-")), []).append(sentence)
-    return [(said[0], len(said)) for said in found.values()]
+def counted(lists: Sequence[Sequence[str]]) -> list[tuple[str, int]]:
+    """Sentences that say the same with other numbers, once, with how many of the lists hold one."""
+    found: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for sentences in lists:
+        said = {
+            "".join(c for c in sentence if not (c.isdigit() or c in ".%+-")): sentence for sentence in sentences[::-1]
+        }
+        counts.update(said.keys())
+        found = said | found
+    return [(sentence, counts[bare]) for bare, sentence in found.items()]
 
 
 def located(attacks: Attacks, records: Sequence[dict[str, Any]]) -> Iterator[str]:
