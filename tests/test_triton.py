@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 import hyperball as hb
-from hyperball.kernels import dispatch
+from hyperball.kernels import decoupled, dispatch
 from hyperball.kernels.dispatch import Facts, choose
 from hyperball.kernels.triton import layer, ops
 from hyperball.nn import learned
+from hyperball.training.distributed import synchronize
 
 CASES = Path(__file__).parent / "triton_cases.py"
 FACTS = Facts("cuda", torch.bfloat16, torch.bfloat16, outputs=64)
@@ -99,6 +100,15 @@ def test_neither_the_library_nor_a_layer_on_the_cpu_imports_triton():
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_radius_in_units_of_all_processes_is_resolved_by_its_module(monkeypatch):
+    monkeypatch.setattr(dispatch, "DEVICES", ("cpu",))
+    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
+    conv, x = hb.nn.DecoupledConv2d(8, 8, 3), torch.randn(1, 8, 5, 5)
+    assert decoupled.chosen(x, conv.weight, conv.operator).kernel == "triton"
+    synchronize(conv, torch.device("cpu"))
+    assert decoupled.chosen(x, conv.weight, conv.operator) == ("eager", "a mean length over all processes")
 
 
 def test_an_unresolved_radius_is_the_layers_own():

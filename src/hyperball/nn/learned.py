@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed
@@ -46,6 +46,7 @@ class LearnedValue(nn.Module):
 
     running_length: Tensor
     batches: Tensor
+    objection: ClassVar[str] = ""  # what speaks against a kernel that resolves the radius by itself
 
     def __init__(
         self, value: AnyValue, channels: int, patch_size: int, eps: float, device: Any = None, dtype: Any = None

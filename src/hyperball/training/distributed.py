@@ -72,6 +72,8 @@ class SynchronizedBatchNorm(_BatchNorm):
 class SynchronizedValue(LearnedValue):
     """A learned value whose relative radius is in units of the mean length over all processes."""
 
+    objection = "a mean length over all processes"
+
     def _unit(self, norm: Tensor | None) -> Tensor:
         if not self.training or norm is None or not norm.numel():
             return super()._unit(norm)
