@@ -27,13 +27,13 @@ PARTS = (
     Part("sweep", {**WHITE, **BLACK}, SWEEP, images=2000),
     Part("sample", {"square": "square", "auto": "auto"}, images=1000),
 )
-LAST = (Part("auto-all", {"auto, all images": "auto"}),)
+LAST = (Part("auto-all", {"auto on all images": "auto"}),)
 QUICK_PARTS = (
     Part("images", {**WHITE, **BLACK, QUICK_PGD: "pgd(steps=10, restarts=2)"}, images=40, checks=16),
     Part("sweep", {**WHITE, **BLACK}, ("0", "2/255", "8/255"), images=40),
     Part("sample", {"square": "square(queries=50)"}, images=40),
 )
-STRONG = (PGD, QUICK_PGD, "auto", "auto, all images", "square")
+STRONG = (PGD, QUICK_PGD, "auto", "auto on all images", "square")
 SHOWN = {"dcnet_table7": (*WHITE, *STRONG), "dcnet_table8": (*BLACK, "square")}
 OPERATORS = ("baseline", "sphere", "ball", "tanh")
 CONTROLS = ("baseline", "tanh")
