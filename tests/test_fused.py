@@ -159,3 +159,16 @@ def test_a_chain_on_the_gpu_equals_its_modules_on_the_cpu(activation, monkeypatc
     for block, twin in zip((first, second), twins, strict=True):
         for key, value in twin.state_dict().items():
             torch.testing.assert_close(block.state_dict()[key].cpu().double(), value.double(), rtol=1e-4, atol=1e-5)
+
+
+def test_a_block_keeps_to_its_parts():
+    block = hb.nn.DecoupledConvBNAct(3, 8, 3)
+    for change in (
+        lambda: block.append(nn.ReLU()),
+        lambda: block.insert(0, nn.ReLU()),
+        lambda: block.extend([nn.ReLU()]),
+    ):
+        with pytest.raises(TypeError, match="put it and what follows"):
+            change()
+    assert type(block[:2]) is nn.Sequential
+    assert block[:2][0] is block[0]

@@ -249,6 +249,18 @@ class DecoupledConvBNAct(nn.Sequential):
         block.carry = False
         return block
 
+    def __getitem__(self, index: Any) -> Any:
+        return nn.Sequential(*list(self)[index]) if isinstance(index, slice) else super().__getitem__(index)
+
+    def append(self, module: nn.Module) -> Any:
+        raise TypeError("a block has its two or three parts; put it and what follows into an nn.Sequential")
+
+    def insert(self, index: int, module: nn.Module) -> Any:
+        return self.append(module)
+
+    def extend(self, sequential: Any) -> Any:
+        return self.append(sequential)
+
     @property
     def _parts(self) -> tuple[Any, Any, Any]:
         return self[0], self[1], self[2] if len(self) > 2 else None
