@@ -32,6 +32,8 @@ MISTAKES = {
     "tf32 on a CPU": (["--device", "cpu", "--dtype", "tf32"], "--dtype tf32 needs a CUDA device"),
     "a document without a record": (["--into", "x.md"], "--into needs --markdown FILE"),
     "a missing record": (["--markdown", "nothing.json"], "nothing.json: No such file"),
+    "a folder as record": (["--device", "cpu", "--out", "."], "--out must be a file, got the folder ."),
+    "a record in no folder": (["--device", "cpu", "--out", "a/b.json"], "--out must be in a folder that is there"),
 }
 
 
@@ -44,6 +46,14 @@ def test_a_mistake_is_refused_with_one_line(arguments, message, capsys, tmp_path
     assert errors.startswith("hyperball bench: ")
     assert message in errors
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_that_is_no_record_is_refused_before_anything_is_timed(capsys, tmp_path):
+    (tmp_path / "x.json").write_text("{}")
+    code, _, errors = call(capsys, "conv", "--device", "cpu", "--out", "x.json")
+    assert code == 2
+    assert errors.splitlines()[-1] == "hyperball bench: x.json is no record of `hyperball bench` (schema 1)"
+    assert (tmp_path / "x.json").read_text() == "{}"
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_one_line(capsys, monkeypatch):

@@ -57,6 +57,18 @@ def chosen(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(ALIASES.get(name, name) for name in names))
 
 
+def check_target(path: Path, asked: bool) -> None:
+    """Raise before anything is timed where the record could not be written or joined with what is there."""
+    from hyperball.bench import read
+
+    if path.is_dir():
+        raise UsageError(f"--out must be a file, got the folder {path}")
+    if asked and not path.parent.is_dir():
+        raise UsageError(f"--out must be in a folder that is there, got {path}")
+    if path.exists():
+        read(path)
+
+
 def measure(sections: list[str], own: argparse.Namespace) -> int:
     import torch
 
@@ -71,6 +83,7 @@ def measure(sections: list[str], own: argparse.Namespace) -> int:
     from hyperball.bench.records import default_path
 
     path = own.out or default_path(device, own.quick)
+    check_target(path, own.out is not None)
     try:
         run(sections, Setting(device, own.dtype, own.quick), path, not own.no_tests)
     except CheckFailed as failure:
