@@ -46,7 +46,7 @@ class SynchronizedBatchNorm(_BatchNorm):
         if not self.training:
             return super().forward(input)
         self._check_input_dim(input)
-        x = input.float()
+        x = input if input.dtype == torch.float64 else input.float()
         dims = [d for d in range(x.dim()) if d != 1]
         shape = [-1 if d == 1 else 1 for d in range(x.dim())]
         count = all_sum(x.new_full((1,), x.numel() / x.shape[1]))
