@@ -1,10 +1,11 @@
 """The report's page in a real browser: it loads, asks for nothing, and can be filtered, sorted, hovered and printed."""
 
+import json
 import os
 import shutil
 
 import pytest
-from report_cases import EVIL, make_results, make_run, number, page_of, table_tree, write
+from report_cases import EVIL, ROWS, make_results, make_run, number, page_of, table_tree, write
 
 pytest.importorskip("jinja2")
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -219,6 +220,65 @@ def test_a_page_on_paper_has_no_controls_and_no_folds(visit, address):
     assert page.locator("details:not([open])").count() > 0
 
 
+def test_no_table_makes_a_page_of_paper_shrink(visit, address):
+    page = visit(address, viewport={"width": 718, "height": 1050})
+    page.emulate_media(media="print")
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.evaluate("document.documentElement.scrollWidth") <= 718
+    too_wide = "parts => parts.filter((part) => part.scrollWidth > part.clientWidth + 1).length"
+    assert page.locator(".scroll").evaluate_all(too_wide) == 0
+    number = page.locator(f"{TABLE} td:not(.text) span").first
+    assert number.evaluate("span => getComputedStyle(span).whiteSpace") == "nowrap"
+
+
+def test_every_tap_on_a_phone_shows_the_conditions_of_its_number(visit, address):
+    page = visit(address, viewport={"width": 390, "height": 844}, has_touch=True, is_mobile=True)
+    rows = page.locator(f"{TABLE} .scroll").first.locator("tbody tr")
+    rows.nth(3).scroll_into_view_if_needed()
+    page.wait_for_timeout(400)
+    for index in (0, 1, 2, 0):
+        rows.nth(index).locator("td").nth(1).tap()
+        page.wait_for_function("row => document.querySelector('.tip').textContent.startsWith(row)", arg=ROWS[index])
+        assert page.locator(".tip").is_visible()
+    plot = page.locator(f"{TABLE} svg.plot").first
+    plot.scroll_into_view_if_needed()
+    page.wait_for_timeout(400)
+    box = plot.bounding_box()
+    plot.tap(position={"x": box["width"] * 0.9, "y": box["height"] * 0.7})
+    assert "(step)" in page.locator(".tip").inner_text()
+
+
+def test_all_words_must_match_in_a_row_or_the_heads_of_its_table(visit, address):
+    page = visit(address)
+    attacks = "section[data-table='synthetic-attacks']"
+    page.fill("[name=text]", "FGSM tanh")
+    assert visible_rows(page, attacks).evaluate_all("rows => rows.map((row) => row.cells[0].innerText)") == ["tanh"]
+    page.fill("[name=text]", "fgsm sphere")
+    assert page.locator(f"{attacks} .held:visible").count() == 0
+    assert page.locator(f"{attacks} .caption:visible").count() == 0
+
+
+def test_parts_of_the_robustness_section_belong_to_tables(visit, address):
+    page = visit(address)
+    page.select_option("[name=table]", "synthetic-attacks")
+    shown = page.locator("section[data-part=robustness] .held:visible")
+    assert shown.count() == 2
+    assert set(shown.evaluate_all("parts => parts.map((part) => part.dataset.table)")) == {"synthetic-attacks"}
+
+
+def test_times_are_sorted_by_seconds(visit, tmp_path):
+    for name, seconds in (("a", 7300.0), ("b", 130.0), ("c", 30.0)):
+        place = make_run(tmp_path / "in" / name, seed=ord(name))
+        tree = json.loads((place / "record.json").read_text())
+        write(place / "record.json", tree | {"timing": {"seconds": seconds}})
+    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"))
+    page = visit((tmp_path / "page.html").as_uri())
+    table = page.locator("section[data-title='Every run'] table")
+    table.locator("th", has_text="time").locator("button").click()
+    names = table.locator("tbody tr").evaluate_all("rows => rows.map((row) => row.cells[0].innerText)")
+    assert names == ["c", "b", "a"]
+
+
 def test_hostile_texts_are_only_shown(visit, tmp_path):
     make_run(tmp_path / "in" / "run", data__name=EVIL, model__magnitude=EVIL)
     write(tmp_path / "in" / "table.json", table_tree(EVIL, [number(EVIL, "x", 1.0, [2.0], doubts=[EVIL])]))
@@ -240,5 +300,5 @@ def test_a_page_without_records_and_one_with_a_thousand_rows_work(visit, tmp_pat
     write(tmp_path / "many" / "table.json", table_tree("many", numbers))
     (tmp_path / "many.html").write_text(page_of(tmp_path / "many"))
     page = visit((tmp_path / "many.html").as_uri())
-    page.fill("[name=text]", "row 77")
+    page.fill("[name=text]", '"row 77"')
     assert page.locator("tbody tr:visible").count() == 11

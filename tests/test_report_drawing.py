@@ -10,7 +10,7 @@ from report_cases import make_run, words_of
 
 import hyperball as hb
 from hyperball.report import Chart, Series
-from hyperball.report.charts import HEIGHT, WIDTH, draw, picture
+from hyperball.report.charts import HEIGHT, WIDTH, apart, draw, picture
 from hyperball.report.drawing.axes import log_ticks, ticks
 from hyperball.report.drawing.svg import element
 from hyperball.report.files import natural
@@ -80,13 +80,21 @@ def test_the_band_of_an_error_does_not_lie_below_zero():
     assert drawing.up.low == 0
 
 
-def test_an_operator_keeps_its_color_and_no_two_lines_share_one():
-    assert colors(["tanh", "baseline", "huber adaptive"]) == [1, 0, 2]
-    names = ["baseline", "tanh", "tanh, relu", "seg(beta=0.5)", "unknown", "other"]
+def test_an_operator_keeps_its_color_and_its_variants_differ_in_dashes():
+    names = ["baseline", "tanh", "tanh, relu", "seg(beta=0.5)", "unknown", "tanh, no relu", "other"]
     found = colors(names)
-    assert len(set(found)) == len(names)
-    assert found[:2] == [0, 1]
-    assert found[3] == 5
+    assert [found[k] for k in (0, 1, 2, 3, 5)] == [0, 1, 1, 5, 1]
+    assert len({*found}) == 5
+    lines = apart([Series(name, ((0.0, 1.0),), color) for name, color in zip(names, found, strict=True)])
+    assert [line.color for line in lines] == found
+    assert [line.dash for line in lines] == [0, 0, 1, 0, 0, 2, 0]
+
+
+def test_no_two_of_many_lines_have_one_color_and_dashes():
+    series = [Series(str(k), ((0.0, float(k)), (1.0, 1.0)), color) for k, color in enumerate([1] * 24 + [0] * 8)]
+    keys = picture(Chart("t", "x", "", tuple(series))).legend
+    assert len({(key.color, key.dash) for key in keys}) == len(series)
+    assert [key.color for key in keys[:6]] == [1] * 6
 
 
 def test_what_is_not_markup_is_escaped():

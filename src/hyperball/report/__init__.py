@@ -1,4 +1,4 @@
-"""One HTML page about runs and results, from their records alone; nothing here imports torch."""
+"""One HTML page about runs and results, from their records alone; nothing here needs torch."""
 
 from hyperball.report.charts import Chart, Series
 from hyperball.report.demo import DemoRow, demo_page, demo_text

@@ -12,6 +12,7 @@ from hyperball.report.drawing.svg import Key, Picture, Safe, element, path, svg
 WIDTH, HEIGHT = 460.0, 250.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 12.0, 40.0
 COLORS = 10
+DASHES = 6
 MOST_POINTS, MOST_MARKS = 100, 12
 
 
@@ -19,7 +20,7 @@ MOST_POINTS, MOST_MARKS = 100, 12
 class Series:
     """One line: points (x, y), and thin lines or a band's half widths around it; color 0 is the baseline's.
 
-    `operator` is what the page's filter knows the line by; a `dashed` line is the paper's, not ours.
+    `operator` is what the page's filter knows the line by; `dash` tells lines of one color apart.
     """
 
     name: str
@@ -28,12 +29,15 @@ class Series:
     thin: tuple[tuple[tuple[float, float], ...], ...] = ()
     band: tuple[float, ...] = ()
     operator: str = ""
-    dashed: bool = False
+    dash: int = 0
 
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over a common axis; values are shown with `unit`, on a logarithmic axis if `log` and all are positive."""
+    """Lines over a common axis; values are shown with `unit`, on a logarithmic axis if `log` and all are positive.
+
+    `table` (one a line) and `scale` are what the page's filter knows it by.
+    """
 
     title: str
     x_label: str
@@ -45,6 +49,8 @@ class Chart:
     log: bool = False
     log_x: bool = False
     references: tuple[tuple[float, str], ...] = field(default=())
+    table: str = ""
+    scale: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,7 +67,7 @@ class Drawing:
 
 def draw(chart: Chart) -> Drawing:
     """Scale a chart to its picture; lines without a finite point are left out."""
-    series = tuple(entry for entry in map(cleaned, chart.series) if entry.points)
+    series = apart([entry for entry in map(cleaned, chart.series) if entry.points])
     everything = [p for entry in series for line in (entry.points, *entry.thin, *edges(entry)) for p in line]
     xs = [x for x, _ in everything]
     ys = [y for _, y in everything] + [value for value, _ in chart.references]
@@ -72,6 +78,20 @@ def draw(chart: Chart) -> Drawing:
     up = Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP, log)
     inside = tuple(mark for mark in x_ticks if across.low <= mark <= across.high)
     return Drawing(chart, series, across, up, inside, tuple(y_ticks))
+
+
+def apart(series: Sequence[Series]) -> tuple[Series, ...]:
+    """The lines, each with a color and dashes that no line before it has: first other dashes, then another color."""
+    taken: set[tuple[int, int]] = set()
+    found = []
+    for entry in series:
+        color = entry.color % COLORS
+        wanted = [(color, (entry.dash + k) % DASHES) for k in range(DASHES)]
+        others = [(1 + (color + k) % (COLORS - 1), dash) for dash in range(DASHES) for k in range(COLORS - 1)]
+        style = next((style for style in (*wanted, *others) if style not in taken), wanted[0])
+        taken.add(style)
+        found.append(replace(entry, color=style[0], dash=style[1]))
+    return tuple(found)
 
 
 def edges(series: Series) -> tuple[tuple[tuple[float, float], ...], ...]:
@@ -95,8 +115,8 @@ def picture(chart: Chart) -> Picture:
         label=f"{chart.title}: {', '.join(entry.name for entry in drawing.series)}", class_="plot", tabindex="0",
         data_x=drawing.across.text, data_y=drawing.up.text, data_unit=chart.unit, data_over=chart.x_label,
     )  # fmt: skip
-    keys = tuple(Key(entry.name, entry.color % COLORS, entry.operator, entry.dashed) for entry in drawing.series)
-    return Picture(chart.title, drawn, chart.y_label, chart.note, keys)
+    keys = tuple(Key(entry.name, entry.color, entry.operator, entry.dash) for entry in drawing.series)
+    return Picture(chart.title, drawn, chart.y_label, chart.note, keys, table=chart.table, scale=chart.scale)
 
 
 def grid(drawing: Drawing) -> Safe:
@@ -149,7 +169,7 @@ def line(entry: Series, drawing: Drawing) -> Safe:
         for (x, y), width in zip(entry.points, widths, strict=True)
     )
     return element(
-        "g", *parts, class_=f"s{entry.color % COLORS}{' dashed' if entry.dashed else ''}", data_name=entry.name,
+        "g", *parts, class_=f"s{entry.color} d{entry.dash}", data_name=entry.name,
         data_operator=entry.operator or None, data_p=held,
     )  # fmt: skip
 

@@ -104,6 +104,18 @@ def is_number(value: Any) -> TypeGuard[float]:
     return type(value) in (float, int) and -LARGEST < value < LARGEST
 
 
+def is_share(value: Any) -> bool:
+    """Whether a value is an accuracy: a number in [0, 1]."""
+    return is_number(value) and 0 <= value <= 1
+
+
+def check_shares(held: Mapping[str, Any], file: str) -> None:
+    """Refuse accuracies outside of [0, 1], which are percentages or no accuracies."""
+    for name, value in held.items():
+        if is_number(value) and not is_share(value):
+            raise RecordError(f"{file}: `{clipped(name)}` must be an accuracy in [0, 1], got {shown(value)}")
+
+
 def numbers(tree: Mapping[str, Any]) -> dict[str, float]:
     """The finite numbers of a mapping."""
     return {str(key): float(value) for key, value in tree.items() if is_number(value)}

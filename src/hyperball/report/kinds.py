@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -10,7 +11,9 @@ from typing import Any
 
 from hyperball.report.files import (
     RecordError,
+    check_shares,
     clipped,
+    flat,
     is_number,
     mapping,
     number_list,
@@ -123,12 +126,13 @@ class Part:
 
 @dataclass(frozen=True)
 class Bench:
-    """A benchmark: conditions, and rows by part."""
+    """A benchmark: conditions, notes, and rows by part."""
 
     name: str
     what: str
     conditions: dict[str, str]
     parts: tuple[Part, ...]
+    notes: tuple[str, ...] = ()
 
 
 Record = Published | Attack | Robustness | RobustCell | Bench | Features | Filters | Curves
@@ -136,13 +140,15 @@ Record = Published | Attack | Robustness | RobustCell | Bench | Features | Filte
 
 def read_published(tree: Mapping[str, Any], path: Path, name: str) -> Published:
     """A table.json; entries that are no numbers of a table are refused."""
-    entries = [read_number(entry, path.name) for entry in sequence(tree, "numbers", path.name)[:MOST_NUMBERS]]
+    everything = sequence(tree, "numbers", path.name)
+    entries = [read_number(entry, path.name) for entry in everything[:MOST_NUMBERS]]
+    cut = (f"{MOST_NUMBERS:,} of {len(everything):,} numbers are shown",) if len(everything) > MOST_NUMBERS else ()
     scale = clipped(tree.get("scale", "unknown scale"))
     protocol = tree.get("protocol") or tree.get("reduction") or ("the published schedule" if scale == "paper" else "")
     return Published(
         name, path.parent, clipped(tree.get("experiment")), clipped(tree.get("title", tree.get("experiment"))),
         clipped(tree.get("source", "")), clipped(tree.get("metric", "error")), scale,
-        texts([protocol])[0], texts(tree.get("notes")), tuple(entries),
+        texts([protocol])[0], (*texts(tree.get("notes")), *cut), tuple(entries),
     )  # fmt: skip
 
 
@@ -150,6 +156,8 @@ def read_number(entry: Any, file: str) -> Number:
     if not isinstance(entry, dict):
         raise RecordError(f"{file}: an entry of `numbers` must be an object, got {shown(entry)}")
     published = entry.get("published")
+    if isinstance(published, float) and not math.isfinite(published):
+        published = None
     if published is not None and not is_number(published):
         published = clipped(published)
     facts = {
@@ -181,6 +189,7 @@ def read_attack(tree: Mapping[str, Any], path: Path, name: str) -> Attack:
         if isinstance(entry, dict) and is_number(entry.get("accuracy"))
     }
     worst = tree.get("worst_case")
+    check_shares({"clean.accuracy": clean, "worst_case": worst, **attacks}, path.name)
     return Attack(
         name, path, mapping(tree, "conditions", path.name), float(clean), attacks,
         float(worst) if is_number(worst) else None, texts(tree.get("doubts")),
@@ -192,6 +201,7 @@ def read_robustness(tree: Mapping[str, Any], path: Path, name: str) -> Robustnes
     points = pairs(sequence(tree, "values", path.name), sequence(tree, "accuracies", path.name))
     if not points:
         raise RecordError(f"{path.name}: `values` and `accuracies` share no finite numbers")
+    check_shares({f"accuracies at {x:g}": y for x, y in points}, path.name)
     held = tree.get("conditions")
     return Robustness(
         name, path, clipped(tree.get("over", "")), points, held if isinstance(held, dict) else {},
@@ -205,6 +215,8 @@ def read_robust_cell(tree: Mapping[str, Any], path: Path, name: str) -> RobustCe
     conditions = held if isinstance(held, dict) else {}
     natural, cell = mapping(tree, "natural", path.name), mapping(tree, "cell", path.name)
     lines = [line for line in sequence(tree, "attacks", path.name) if is_attack(line)]
+    shares = {"natural.accuracy": natural.get("accuracy"), "worst_case": tree.get("worst_case")}
+    check_shares({**shares, **{line["name"]: line["accuracy"] for line in lines}}, path.name)
     budgets: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for line in lines:
         budgets.setdefault(tuple(str(line.get(key)) for key in ("norm", "epsilon_text", "images")), []).append(line)
@@ -220,6 +232,7 @@ def read_robust_cell(tree: Mapping[str, Any], path: Path, name: str) -> RobustCe
         ))  # fmt: skip
     sweeps = objects(tree.get("sweeps"))
     curves = [sweep_curve(entry, conditions, path, name) for entry in sweeps]
+    check_shares({f"{c.conditions['attack']} at {x:g}": y for c in curves for x, y in c.points}, path.name)
     label = f"{clipped(cell.get('row', ''))}, {clipped(cell.get('column', ''))}"
     return RobustCell(
         name, path, label, tuple(attacks), tuple(curve for curve in curves if curve.points), doubts,
@@ -253,7 +266,9 @@ def read_bench(tree: Mapping[str, Any], path: Path, name: str) -> Bench:
     parts = [part for part in parts if part.rows]
     if not parts:
         raise RecordError(f"{path.name}: a benchmark must hold a list of rows with numbers")
-    return Bench(name, clipped(tree.get("what", "")), plain_facts(tree, "what", "schema"), tuple(parts))
+    return Bench(
+        name, clipped(tree.get("what", "")), plain_facts(tree, "what", "schema"), tuple(parts), texts(tree.get("notes"))
+    )
 
 
 def read_part(name: str, held: Mapping[str, Any]) -> Part:
@@ -270,8 +285,8 @@ def plain_facts(tree: Mapping[str, Any], *without: str) -> dict[str, str]:
 
 
 def rows_of(value: Any) -> tuple[dict[str, Any], ...]:
-    """The objects with a number in them, where a value is a list of such."""
-    return tuple(entry for entry in objects(value) if numbers(entry))
+    """The objects with a number in them or in an object of theirs, where a value is a list of such."""
+    return tuple(entry for entry in objects(value) if numbers(flat(entry)))
 
 
 Reader = Callable[[Mapping[str, Any], Path, str], Record]

@@ -25,7 +25,9 @@
     const box = place.getBoundingClientRect();
     showTip(place.dataset.tip, box.left, box.bottom - 12);
   });
-  document.addEventListener("focusout", hideTip);
+  // A tap shows a tip before it moves the focus, so the place that is left must not hide what the next one shows.
+  const showsTip = (place) => Boolean(place?.closest?.("[data-tip], svg.plot"));
+  document.addEventListener("focusout", (event) => { if (!showsTip(event.relatedTarget)) hideTip(); });
   addEventListener("scroll", hideTip, { passive: true });
   document.addEventListener("keydown", (event) => { if (event.key === "Escape") hideTip(); });
 
@@ -52,7 +54,7 @@
   function point(plot, line, index) {
     const at = line.points[index];
     plot.at = { line, index };
-    all(".cursor", plot).forEach((mark) => mark.remove());
+    unmark(plot);
     const mark = document.createElementNS("http://www.w3.org/2000/svg", "circle");
     mark.setAttribute("class", "cursor");
     mark.setAttribute("cx", at.px);
@@ -62,12 +64,13 @@
     const spread = Number.isFinite(at.width) ? ` ± ${said(at.width)}` : "";
     return `${line.group.dataset.name}\n${said(at.y)}${spread}${plot.dataset.unit || ""} at ${said(at.x)} (${plot.dataset.over})`;
   }
+  const unmark = (plot) => all(".cursor", plot).forEach((mark) => mark.remove());
   function leave(plot) {
-    all(".cursor", plot).forEach((mark) => mark.remove());
+    unmark(plot);
     hideTip();
   }
   for (const plot of all("svg.plot")) {
-    plot.addEventListener("pointermove", (event) => {
+    const nearest = (event) => {
       const box = plot.getBoundingClientRect(), size = plot.viewBox.baseVal;
       const x = (event.clientX - box.left) / box.width * size.width, y = (event.clientY - box.top) / box.height * size.height;
       let best = null, least = Infinity;
@@ -79,9 +82,12 @@
       }
       if (best && least < 60 ** 2) showTip(point(plot, ...best), event.clientX, event.clientY);
       else leave(plot);
-    });
-    plot.addEventListener("pointerleave", () => leave(plot));
-    plot.addEventListener("blur", () => leave(plot));
+    };
+    plot.addEventListener("pointermove", nearest);
+    plot.addEventListener("pointerdown", nearest);
+    // A finger leaves as soon as it is lifted; what a tap shows stays until the next one.
+    plot.addEventListener("pointerleave", (event) => { if (event.pointerType !== "touch") leave(plot); });
+    plot.addEventListener("blur", () => unmark(plot));
     plot.addEventListener("keydown", (event) => {
       const step = { ArrowRight: [0, 1], ArrowLeft: [0, -1], ArrowDown: [1, 0], ArrowUp: [-1, 0] }[event.key];
       const lines = linesOf(plot);
@@ -121,41 +127,50 @@
     });
   }
 
-  // The filter hides rows, pictures and sections, and dims lines of other operators.
+  // The filter hides rows, pictures and sections, and dims lines of other operators; all words must be found in
+  // a row, the heads of its table or the title of its section, and "several words" in quotes together.
   const form = document.querySelector("[data-filter]");
   const chosen = (name) => form.elements[name].value.trim();
-  const words = (element) => (element.words ??= element.textContent.toLowerCase());
-  function matches(element, text, operator) {
-    const own = element.dataset.operator;
-    return (!operator || own === undefined || own === operator) && (!text || words(element).includes(text));
+  const phrases = (text) => [...text.toLowerCase().matchAll(/"([^"]+)"|[^\s"]+/g)].map((found) => found[1] ?? found[0]);
+  const words = (element) => (element ? element.words ??= element.textContent.toLowerCase() : "");
+  function around(element, section) {
+    const { title = "", table = "" } = section.dataset;
+    const held = element.closest(".held");
+    const heading = held ? words(held.querySelector("thead")) + words(held.querySelector("h3")) : "";
+    const gallery = words(element.closest(".gallery")?.querySelector("h3"));
+    return [title.toLowerCase(), table.toLowerCase(), heading, gallery, words(element.closest("figure")?.querySelector("figcaption"))].join("\n");
   }
+  const matches = (element, section, wanted) =>
+    !wanted.length || wanted.every(((context) => (word) => context.includes(word) || words(element).includes(word))(around(element, section)));
   function apply() {
-    const text = chosen("text").toLowerCase(), operator = chosen("operator");
-    const table = chosen("table"), scale = chosen("scale");
-    const filtered = Boolean(text || operator || table || scale);
+    const wanted = phrases(chosen("text")), operator = chosen("operator"), table = chosen("table"), scale = chosen("scale");
+    const filtered = Boolean(wanted.length || operator || table || scale);
+    const inside = (element, section) => {
+      const tables = (element.closest("[data-table]") ?? section).dataset.table ?? "";
+      const own = (element.closest("[data-scale]") ?? section).dataset.scale;
+      return (!table || tables.split("\n").includes(table)) && (!scale || !own || own === scale);
+    };
     let shown = 0, total = 0, sections = 0;
     for (const section of all("main > section")) {
-      const { title = "", table: own = "", scale: size = "" } = section.dataset;
-      const inside = (!table || own === table) && (!scale || !size || size === scale);
-      const whole = !text || title.toLowerCase().includes(text) || own.toLowerCase().includes(text);
       let kept = 0;
       for (const row of all("tbody tr, .left-out li, .bar", section)) {
-        const visible = inside && matches(row, whole ? "" : text, operator);
+        const own = row.dataset.operator, fits = !operator || own === undefined || own === operator;
+        const visible = fits && inside(row, section) && matches(row, section, wanted);
         row.hidden = !visible;
         kept += visible;
         if (row.matches("tr")) { shown += visible; total += 1; }
       }
       for (const figure of all("figure", section)) {
-        const named = whole || words(figure).includes(text);
         const lines = all("g[data-operator], li[data-operator]", figure);
         const own = !operator || !lines.length || lines.some((line) => line.dataset.operator === operator);
-        figure.hidden = !(inside && named && own) || (figure.matches(".bars") && !figure.querySelector(".bar:not([hidden])"));
+        const empty = figure.matches(".bars") && !figure.querySelector(".bar:not([hidden])");
+        figure.hidden = empty || !own || !inside(figure, section) || (!figure.matches(".bars") && !matches(figure, section, wanted));
         lines.forEach((line) => line.classList.toggle("dim", Boolean(operator) && line.dataset.operator !== operator));
         kept += !figure.hidden;
       }
       for (const gallery of all(".gallery", section)) gallery.hidden = !gallery.querySelector("figure:not([hidden])");
-      for (const part of all(".scroll, details.more", section)) part.hidden = filtered && !part.querySelector("tbody tr:not([hidden])");
-      section.hidden = !inside || (filtered && !kept);
+      for (const part of all(".held, details.more", section)) part.hidden = filtered && !part.querySelector("tbody tr:not([hidden])");
+      section.hidden = filtered && !kept;
       if (filtered && !section.hidden && section.firstElementChild.matches("details")) section.firstElementChild.open = true;
       sections += !section.hidden;
     }

@@ -14,7 +14,8 @@ from math import log
 from pathlib import Path
 from typing import Any
 
-from hyperball.report.charts import Chart, picture
+from hyperball.report.charts import Chart, draw, picture
+from hyperball.report.doubts import counted
 from hyperball.report.drawing.svg import Picture, Safe
 from hyperball.report.records import LeftOut
 from hyperball.report.tables import Table
@@ -35,6 +36,12 @@ class Bar:
     color: int = 1
     goal: float | None = None
     heading: str = ""
+    is_speed: bool = False
+
+    @property
+    def reached(self) -> bool:
+        """Whether a value is as good as what is aimed at: a speed not below it, a time not above."""
+        return self.goal is None or (self.value >= self.goal if self.is_speed else self.value <= self.goal)
 
 
 @dataclass(frozen=True)
@@ -90,7 +97,7 @@ class Section:
     """A heading, a lead, a finding, tables, pictures, remarks; `folded` hides it all behind the heading.
 
     `table` and `scale` are what the page's filter knows it by; `badges` stand below the heading; `facts` are
-    conditions behind a fold.
+    conditions behind a fold; `doubts` are sentences that gather `doubt_count` doubts about runs.
     """
 
     title: str
@@ -102,6 +109,7 @@ class Section:
     finding: str = ""
     badges: tuple[str, ...] = ()
     doubts: tuple[str, ...] = ()
+    doubt_count: int = 0
     facts: tuple[str, ...] = ()
     galleries: tuple[Gallery, ...] = ()
     table: str = ""
@@ -125,7 +133,8 @@ class Page:
         if name == "operator":
             found = {text for section in self.sections for table in section.tables for text in table.operators}
         else:
-            found = {getattr(section, name) for section in self.sections}
+            parts = [part for section in self.sections for part in (section, *section.tables)]
+            found = {line for part in parts for line in getattr(part, name).splitlines()}
         return sorted(found - {""})
 
 
@@ -150,14 +159,18 @@ def render(page: Page) -> str:
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     drawn = environment.get_template("page.html").render(
         page=page, style=Safe(asset("page.css")), script=Safe(script), script_hash=allowed,
-        figures=figures, kind=lambda entry: type(entry).__name__,
+        figures=figures, counted=counted, kind=lambda entry: type(entry).__name__,
     )  # fmt: skip
     return CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(drawn))
 
 
 def figures(entries: Sequence[Figure]) -> list[Picture | Bars]:
-    """Charts as pictures, others as they are."""
-    return [picture(entry) if isinstance(entry, Chart) else entry for entry in entries]
+    """Charts as pictures, others as they are; a chart without a line that can be drawn is left out."""
+    return [picture(entry) if isinstance(entry, Chart) else entry for entry in entries if is_drawn(entry)]
+
+
+def is_drawn(entry: Figure) -> bool:
+    return not isinstance(entry, Chart) or bool(draw(entry).series)
 
 
 def check_target(path: str | Path) -> Path:
@@ -165,6 +178,8 @@ def check_target(path: str | Path) -> Path:
     target = Path(path)
     if target.is_dir():
         raise ValueError(f"{target} is a folder; name a file for the page, such as {target / 'report.html'}")
+    if target.suffix in (".json", ".jsonl"):
+        raise ValueError(f"{target} would be a record; name a page, such as {target.with_suffix('.html')}")
     target.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(target.parent, os.W_OK):
         raise PermissionError(f"{target.parent} cannot be written to")

@@ -25,12 +25,13 @@ class Features:
 
 @dataclass(frozen=True)
 class Filters:
-    """Filters [n][c][h][w] of a first layer."""
+    """Filters [n][c][h][w] of a first layer, the first of `total`."""
 
     name: str
     title: str
     filters: tuple[Any, ...]
     note: str = ""
+    total: int = 0
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Curves:
-    """Any lines over any axis."""
+    """Any lines over any axis, the first of `total`."""
 
     name: str
     title: str
@@ -53,6 +54,7 @@ class Curves:
     lines: tuple[Line, ...]
     note: str = ""
     log: bool = False
+    total: int = 0
 
 
 def read_features(tree: Mapping[str, Any], path: Path, name: str) -> Features:
@@ -72,11 +74,12 @@ def read_features(tree: Mapping[str, Any], path: Path, name: str) -> Features:
 
 def read_filters(tree: Mapping[str, Any], path: Path, name: str) -> Filters:
     """Filters [n][c][h][w], all of one shape."""
-    filters = sequence(tree, "filters", path.name)[:MOST_FILTERS]
+    everything = sequence(tree, "filters", path.name)
+    filters = everything[:MOST_FILTERS]
     shapes = {shape_of(entry) for entry in filters}
     if len(shapes) != 1 or None in shapes:
         raise RecordError(f"{path.name}: `filters` must be numbers [n, c, h, w] of one shape")
-    return Filters(name, clipped(tree.get("title", path.stem)), tuple(filters), note(tree))
+    return Filters(name, clipped(tree.get("title", path.stem)), tuple(filters), note(tree), len(everything))
 
 
 def shape_of(entry: Any) -> tuple[int, int, int] | None:
@@ -94,7 +97,8 @@ def shape_of(entry: Any) -> tuple[int, int, int] | None:
 
 def read_curves(tree: Mapping[str, Any], path: Path, name: str) -> Curves:
     lines = []
-    for entry in sequence(tree, "series", path.name)[:MOST_SERIES]:
+    series = sequence(tree, "series", path.name)
+    for entry in series[:MOST_SERIES]:
         if not isinstance(entry, dict):
             raise RecordError(f"{path.name}: an entry of `series` must be an object, got {shown(entry)}")
         xs, ys = sequence(entry, "x", path.name), sequence(entry, "y", path.name)
@@ -108,6 +112,7 @@ def read_curves(tree: Mapping[str, Any], path: Path, name: str) -> Curves:
     return Curves(
         name, clipped(tree.get("title", path.stem)), clipped(tree.get("x_label", "")), clipped(tree.get("y_label", "")),
         tuple(lines), note(tree), tree.get("log") is True or tree.get("y_scale") == "log",
+        len(series),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from hyperball.report.files import (
     RecordError,
+    check_shares,
     clipped,
     flat,
     is_number,
@@ -28,6 +29,7 @@ __all__ = ["LeftOut", "Point", "RecordError", "Run", "Runs", "flat", "natural", 
 RECORD, RECIPE, METRICS, CONDITIONS = "record.json", "recipe.json", "metrics.jsonl", "conditions.json"
 RUN_FILES = (RECORD, RECIPE, METRICS)
 FORMAT = 1
+SHARES = ("top1", "top5")
 UNFINISHED = "unfinished"
 MOST_LINES = 80
 VERSIONS = ("torch", "hyperball")
@@ -48,7 +50,7 @@ class Run:
     """One run. `results` maps "last", "best" and "first_epoch" to numbers by name, as far as they exist.
 
     `measured` has the numbers of further test conditions by their names; `nonfinite` says that the last evaluation
-    found a loss or logits that are not finite.
+    found a loss or logits that are not finite; `troubles` say why a file beside the record could not be read.
     """
 
     name: str
@@ -64,6 +66,7 @@ class Run:
     nonfinite: bool = False
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     scale: str = ""
+    troubles: tuple[str, ...] = ()
 
     def field(self, dotted: str, default: Any = None) -> Any:
         """A field of the recipe by its dotted name."""
@@ -104,9 +107,15 @@ def read_runs(folder: str | Path) -> Runs:
         name = relative(path, root)
         try:
             runs.append(read_run(path, name))
+            left_out += left_beside(runs[-1])
         except RecordError as error:
             left_out.append(LeftOut(name, str(error)))
     return Runs(tuple(runs), tuple(left_out))
+
+
+def left_beside(run: Run) -> list[LeftOut]:
+    """What was left out of a run's folder while the run was kept."""
+    return [LeftOut(f"{run.name}/{CONDITIONS}", reason) for reason in run.troubles]
 
 
 def relative(path: Path, root: Path) -> str:
@@ -149,10 +158,13 @@ def read_run(folder: Path, name: str) -> Run:
     results = {key: numbers(mapping(found, key, RECORD)) for key in ("last", "best", "first_epoch") if found.get(key)}
     if "top1" not in results.get("last", {}):
         raise RecordError(f"{RECORD}: `results.last.top1` must be a number")
+    for key, held in results.items():
+        check_shares({f"results.{key}.{name}": held[name] for name in SHARES if name in held}, RECORD)
+    measured, troubles = measured_conditions(folder)
     return Run(
         name, folder, recipe, clipped(record.get("status", "unknown")), results,
         numbers(mapping(record, "timing", RECORD)), conditions(record), texts(record.get("notes")), *curves,
-        has_nonfinite(found["last"]), measured_conditions(folder), scale_of(record),
+        has_nonfinite(found["last"]), measured, scale_of(record), troubles,
     )  # fmt: skip
 
 
@@ -167,12 +179,18 @@ def present(path: Path) -> bool:
     return path.exists() or path.is_symlink()
 
 
-def measured_conditions(folder: Path) -> dict[str, dict[str, float]]:
-    """The numbers of further test conditions, by their names."""
+def measured_conditions(folder: Path) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
+    """The numbers of further test conditions by their names, and why there are none where the file is broken."""
     if not present(folder / CONDITIONS):
-        return {}
-    tree = read_object(folder / CONDITIONS)
-    return {clipped(key): numbers(value) for key, value in tree.items() if isinstance(value, dict)}
+        return {}, ()
+    try:
+        tree = read_object(folder / CONDITIONS)
+        found = {clipped(key): numbers(value) for key, value in tree.items() if isinstance(value, dict)}
+        for key, held in found.items():
+            check_shares({f"{key}.{name}": held[name] for name in SHARES if name in held}, CONDITIONS)
+    except RecordError as error:
+        return {}, (str(error),)
+    return found, ()
 
 
 def has_nonfinite(last: Mapping[str, Any]) -> bool:

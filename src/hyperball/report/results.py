@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import PurePath
 
 from hyperball.report.charts import Chart
+from hyperball.report.doubts import distinct, gathered
 from hyperball.report.folder import Found
 from hyperball.report.kinds import Attack, Bench, Published, RobustCell, Robustness
 from hyperball.report.page import Gallery, Page, Section
@@ -16,16 +17,15 @@ from hyperball.report.sections import lines as curves
 from hyperball.report.sections.bench import bench_sections
 from hyperball.report.sections.figures import figure_section, galleries, geometry_section
 from hyperball.report.sections.join import Joined
-from hyperball.report.sections.published import finding, published_section, tone
+from hyperball.report.sections.published import doubts_of, finding, published_section, tone
 from hyperball.report.sections.robustness import robustness_section
-from hyperball.report.tables import Cell, Group, Table, family, group, group_table, run_table
+from hyperball.report.tables import Cell, Group, Table, family, group, group_table, run_table, trimmed
 
 DRAWN_ANYWAY = ("convergence", "radii")  # from the runs themselves, with a line for every cell
 MOST_RUNS, FEW_RUNS, MOST_RADII = 2000, 8, 4
+OWN = "Runs of no published table."
 LAST = "Every result is that of the last iterate, as mean ± standard deviation over seeds."
-HOW = (
-    "Hover over a number or a line, or reach it with the Tab key, for its conditions; a click on a head sorts a table."
-)
+HOW = "Hover over a number or a line, tap it or reach it with the Tab key, for its conditions; a click on a head sorts."
 
 
 def results_page(found: Found, title: str = "Results") -> Page:
@@ -33,12 +33,14 @@ def results_page(found: Found, title: str = "Results") -> Page:
     joined = [Joined(table, found.runs, found.of(RobustCell)) for table in found.of(Published)]
     used = set[int]().union(*(entry.used for entry in joined))
     others = [run for run in found.runs if id(run) not in used]
-    sets = list(dict.fromkeys(run.data for run in others))
+    sets: dict[tuple[int, str], list[Run]] = {}
+    for run in others:
+        sets.setdefault((table_of(run, joined), run.data), []).append(run)
     sections: list[Section | None] = [
         overview(joined),
         *table_sections(joined, found),
         robustness_section(found),
-        *(data_section(name, [run for run in others if run.data == name]) for name in sets),
+        *(data_section(name, runs, joined[at].table if at >= 0 else None) for (at, name), runs in sets.items()),
         figure_section([record for record in pictures(found) if not of_a_table(record, joined, found)], found.runs),
         *bench_sections(found.of(Bench)),
         geometry_section(),
@@ -56,6 +58,12 @@ def results_page(found: Found, title: str = "Results") -> Page:
         ", ".join(versions),
         filters=True,
     )
+
+
+def table_of(run: Run, joined: Sequence[Joined]) -> int:
+    """Which table is the first in whose folder a run lies; -1 for none."""
+    inside = (at for at, entry in enumerate(joined) if run.folder.is_relative_to(entry.table.folder))
+    return next(inside, -1)
 
 
 def pictures(found: Found) -> list[Curves | Features | Filters]:
@@ -104,7 +112,7 @@ def overview(joined: Sequence[Joined]) -> Section | None:
         known = [line for line in done if line.difference is not None and table.scale == "paper"]
         near = sum(tone(table, line) in ("better", "near") for line in known)
         seeds = [len(line.values) for line in done]
-        doubts = sum(len(line.doubts) for line in entry.lines)
+        doubts = len(doubts_of(entry.lines))
         spans = f"{min(seeds)}–{max(seeds)}" if seeds and min(seeds) < max(seeds) else str(max(seeds, default=0))
         rows.append((
             Cell(table.title, tip=f"{table.name}\n{finding(table, entry.lines, done)}"), Cell(table.experiment),
@@ -115,33 +123,45 @@ def overview(joined: Sequence[Joined]) -> Section | None:
         ))  # fmt: skip
     columns = ("table", "name", "scale", "cells done", "within 1.5 points or better", "seeds", "doubts")
     lead = "Only runs of the published schedule are held against the paper; shorter ones show the ordering alone."
-    return Section("At a glance", lead, (Table(columns, tuple(rows), 3),), part="overview")
+    return Section("At a glance", lead, (trimmed(Table(columns, tuple(rows), 3)),), part="overview")
 
 
-def data_section(name: str, runs: Sequence[Run]) -> Section:
-    """Table and curves of the runs on one set that belong to no published table."""
+def data_section(name: str, runs: Sequence[Run], table: Published | None = None) -> Section:
+    """Table and curves of the runs on one set behind no number of a published table, be it that in whose folder."""
     groups = group(runs)
-    named = [(entry.label, family(entry.runs[0].recipe), entry.runs) for entry in groups]
+    named = [(entry.label, family(entry.runs[0].recipe), entry.counted) for entry in groups]
     charts = (
         curves.run_chart("Test accuracy", "%", named, lambda run: run.evaluations, curves.accuracy, unit=" %"),
         curves.run_chart("Training loss", "", named, lambda run: run.training, curves.loss, log=True),
         curves.run_chart("Test loss", "", named, lambda run: run.evaluations, curves.loss, log=True),
     )
-    lead = "Runs of no published table. The best epoch was chosen looking at the test set."
-    galleries = (Gallery("Learned radii", tuple(map(radii, filter(has_radii, groups)))[:MOST_RADII]),)
-    remarks = tuple(f"{run.name}: {note}" for run in runs for note in run.notes)
+    learned, cut = curves.first_of([entry for entry in groups if has_radii(entry)], MOST_RADII, "networks")
+    galleries = (Gallery("Learned radii", tuple(map(radii, learned)), f"{cut}." if cut else ""),)
+    doubts = distinct(doubt for entry in groups for doubt in entry.doubts)
     return Section(
-        f"Runs on {name}", lead, (group_table(groups),), tuple(chart for chart in charts if chart.series),
-        remarks=remarks, galleries=tuple(gallery for gallery in galleries if gallery.charts), part="runs",
+        f"Runs on {name}{'' if table is None else f', beside {table.experiment}'}",
+        f"{OWN if table is None else beside(table)} The best epoch was chosen looking at the test set.",
+        (group_table(groups),), tuple(chart for chart in charts if chart.series),
+        remarks=tuple(f"{run.name}: {note}" for run in runs for note in run.notes),
+        galleries=tuple(gallery for gallery in galleries if gallery.charts), part="runs",
+        doubts=gathered((entry.label, doubt) for entry in groups for doubt in entry.doubts), doubt_count=len(doubts),
+        table="" if table is None else table.experiment, scale="" if table is None else table.scale,
     )  # fmt: skip
 
 
+def beside(table: Published) -> str:
+    return (
+        f"Runs in the folder of {table.experiment} that stand behind none of its numbers: networks that others start "
+        "from or are attacked with, cells that were interrupted, and runs of another scale."
+    )
+
+
 def has_radii(entry: Group) -> bool:
-    return sum(bool(point.radii) for point in entry.runs[0].evaluations) > 1
+    return sum(bool(point.radii) for point in entry.counted[0].evaluations) > 1
 
 
 def radii(entry: Group) -> Chart:
-    return curves.radii_chart(entry.label, entry.runs[0])
+    return curves.radii_chart(entry.label, entry.counted[0])
 
 
 def every_run(runs: Sequence[Run]) -> Section | None:

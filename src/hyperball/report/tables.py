@@ -6,14 +6,21 @@ import json
 import re
 import statistics
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from hyperball.report.doubts import Doubt
 from hyperball.report.drawing.svg import Safe
 from hyperball.report.files import clipped, flat
 from hyperball.report.records import UNFINISHED, Run
 
 MISSING = "–"
+BASELINE = "baseline"
+PLAIN = ("baseline", "plain", "none", "nn.conv2d", "nn.linear")
+FAMILIES = (
+    "sphere", "ball", "tanh", "linear", "seg", "log", "mix", "barron", "piecewise", "max", "mean", "quadratic", "huber",
+    "pseudo_huber", "welsch", "truncated_quadratic", "absolute",
+)  # fmt: skip
 OF_A_SEED = ("seed", "start.weights")  # the weights that a run began with are those of its own seed
 
 
@@ -22,7 +29,7 @@ class Cell:
     """A text, whether it is the best of its column, and a remark below it.
 
     `sort` is the number that a column is sorted by, `tip` what hovering says, `tone` a word that colors the text,
-    and `plot` a small drawing in place of a text.
+    `plot` a small drawing in place of a text, and `doubted` puts a warning sign beside it.
     """
 
     text: str
@@ -32,13 +39,15 @@ class Cell:
     tip: str = ""
     tone: str = ""
     plot: Safe | None = None
+    doubted: bool = False
 
 
 @dataclass(frozen=True)
 class Table:
     """Columns and rows; all columns but the first `texts` hold numbers.
 
-    `operators` are what the page's filter knows the rows by; `folded` is a heading behind which the table is hidden.
+    `operators` are what the page's filter knows the rows by, `table` (one a line) and `scale` what it knows all of
+    them by; `folded` is a heading behind which the table is hidden.
     """
 
     columns: tuple[str, ...]
@@ -48,14 +57,17 @@ class Table:
     operators: tuple[str, ...] = ()
     folded: str = ""
     heading: str = ""
+    table: str = ""
+    scale: str = ""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Runs whose recipes differ in the seed alone."""
+    """Runs whose recipes differ in the seed alone, one a seed."""
 
     label: str
     runs: tuple[Run, ...]
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def is_plain(self) -> bool:
@@ -74,7 +86,26 @@ def group(runs: Iterable[Run]) -> list[Group]:
         gathered.setdefault(protocol(run.recipe), []).append(run)
     trees = [flat(members[0].recipe) for members in gathered.values()]
     keys = differing(trees)
-    return [Group(label(tree, keys), tuple(members)) for tree, members in zip(trees, gathered.values(), strict=True)]
+    return [
+        Group(label(tree, keys), *one_a_seed(members)) for tree, members in zip(trees, gathered.values(), strict=True)
+    ]
+
+
+def one_a_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Doubt, ...]]:
+    """The first run of every seed, a finished one before others, and doubts about the seeds whose runs disagree."""
+    seeds: dict[str, list[Run]] = {}
+    for run in runs:
+        seeds.setdefault(clipped(run.seed), []).append(run)
+    kept, doubts = [], []
+    for seed, held in seeds.items():
+        first, *others = sorted(held, key=lambda run: run.status == UNFINISHED)
+        kept.append(first)
+        for other in others:
+            if other.status != UNFINISHED and other.results != first.results:
+                theirs, ours = (f"{100 * run.results['last']['top1']:.2f}" for run in (other, first))
+                said = f"{other.name} is another run of this seed, with an accuracy of {theirs} % instead of {ours} %"
+                doubts.append(Doubt(first.name, f"{said}, and is not counted", seed))
+    return tuple(kept), tuple(doubts)
 
 
 def protocol(recipe: dict[str, Any]) -> str:
@@ -95,12 +126,18 @@ def operator(tree: dict[str, Any]) -> str:
 
 
 def family(recipe: dict[str, Any]) -> str:
-    """What the page's filter calls a recipe: its magnitude, else its pooling, else its projection, else plain."""
+    """What the page's filter calls a recipe: the family of its magnitude, else of its pooling, else the baseline."""
     tree = flat(recipe)
-    for name in ("model.magnitude", "model.pool", "model.projection"):
+    for name in ("model.magnitude", "model.pool"):
         if isinstance(tree.get(name), str) and tree[name] != "none":
-            return clipped(tree[name].partition("(")[0].strip())
-    return "plain"
+            return family_of(tree[name])
+    return BASELINE
+
+
+def family_of(text: str) -> str:
+    """The known operator that a text begins with, or nothing; all that others are compared with is the baseline."""
+    word = re.split(r"[ ,(+]", text.strip().lower(), maxsplit=1)[0]
+    return BASELINE if word in PLAIN else word if word in FAMILIES else ""
 
 
 def label(tree: dict[str, Any], keys: Sequence[str]) -> str:
@@ -125,15 +162,28 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
-def gathered(said: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Sentences about things, those that differ in their numbers alone once, with how often they were said."""
-    found: dict[tuple[str, str], list[str]] = {}
-    for about, sentence in said:
-        found.setdefault((about, re.sub(r"[\d.,%+−-]+", "#", sentence)), []).append(sentence)
-    return tuple(
-        f"{about}: {held[0]}{f' (said {len(held)} times, the first is quoted)' if len(set(held)) > 1 else ''}"
-        for (about, _), held in found.items()
+def trimmed(table: Table, missing: int = 0) -> Table:
+    """A table without those columns and rows of numbers that are empty; the caption says so, and what is missing."""
+    hollow = [all(map(is_hollow, row[table.texts :])) for row in table.rows]
+    rows = [row for row, empty in zip(table.rows, hollow, strict=True) if not empty]
+    if not rows:
+        return table
+    kept = [k for k in range(len(table.columns)) if k < table.texts or not all(is_hollow(row[k]) for row in rows)]
+    counts = ((sum(hollow), "row"), (len(table.columns) - len(kept), "column"))
+    hidden = [f"{count} empty {word}{'' if count == 1 else 's'}" for count, word in counts if count]
+    said = [f"{missing:,} number{' is' if missing == 1 else 's are'} missing"] if missing else []
+    said += [f"not shown: {' and '.join(hidden)}"] if hidden and missing else []
+    return replace(
+        table,
+        columns=tuple(table.columns[k] for k in kept),
+        rows=tuple(tuple(row[k] for k in kept) for row in rows),
+        operators=tuple(name for name, empty in zip(table.operators, hollow) if not empty),
+        caption=f"{table.caption} {'; '.join(said).capitalize()}.".strip() if said else table.caption,
     )
+
+
+def is_hollow(cell: Cell) -> bool:
+    return cell.plot is None and cell.text in (MISSING, "")
 
 
 def duration(seconds: float | None) -> str:
@@ -153,21 +203,27 @@ COLUMNS = ("", "seeds", "accuracy, %", "best epoch, %", "1st epoch, %", "loss", 
 
 
 def group_table(groups: Sequence[Group]) -> Table:
-    """One row a group; the highest mean accuracy of the last iterate is marked."""
+    """One row a group; the highest mean accuracy of the last iterate that is not in doubt is marked."""
+    doubted = [bool(entry.doubts) or any(run.nonfinite for run in entry.counted) for entry in groups]
     means = [statistics.fmean(found) if (found := result(g.counted, "last", "top1")) else -1.0 for g in groups]
+    best = max((mean for mean, odd in zip(means, doubted, strict=True) if not odd), default=None)
     rows = []
-    for entry, mean in zip(groups, means, strict=True):
+    for entry, mean, odd in zip(groups, means, doubted, strict=True):
         runs = entry.counted
         seconds = [run.timing["seconds"] for run in runs if "seconds" in run.timing]
+        time = statistics.fmean(seconds) if seconds else None
+        marked = len(groups) > 1 and mean == best and not odd
+        told = "\n".join([where(runs), *(f"doubt: {doubt.sentence}" for doubt in entry.doubts)])
         rows.append((
-            Cell(entry.label, remark=warning(entry)),
-            Cell(str(len(runs)), tip=where(runs)),
-            Cell(percent(result(runs, "last", "top1")), len(groups) > 1 and mean == max(means), tip=where(runs)),
+            Cell(entry.label, remark=warning(entry)), Cell(str(len(runs)), tip=where(runs)),
+            Cell(percent(result(runs, "last", "top1")), marked, tip=told, doubted=odd),
             Cell(percent(result(runs, "best", "top1"))), Cell(percent(result(runs, "first_epoch", "top1"))),
             Cell(spread(result(runs, "last", "loss"), 4)), Cell(percent(result(runs, "last", "ece"))),
-            Cell(duration(statistics.fmean(seconds) if seconds else None)),
+            Cell(duration(time), sort=time),
         ))  # fmt: skip
-    return Table(COLUMNS, tuple(rows), operators=tuple(family(entry.runs[0].recipe) for entry in groups))
+    return trimmed(
+        Table(COLUMNS, tuple(rows), operators=tuple(family(entry.runs[0].recipe) for entry in groups), texts=1)
+    )
 
 
 def where(runs: Sequence[Run]) -> str:
@@ -176,7 +232,7 @@ def where(runs: Sequence[Run]) -> str:
     for name in ("device", "torch", "hyperball", "commit", "engine"):
         held = dict.fromkeys(run.conditions[name] for run in runs if name in run.conditions)
         lines += [f"{name} {' and '.join(held)}"] if held else []
-    lines += [f"{family(run.recipe)}: {note}" for run in runs[:3] for note in run.notes]
+    lines += [f"seed {clipped(run.seed)}: {note}" for run in runs[:3] for note in run.notes]
     return "\n".join(lines)
 
 
@@ -197,11 +253,15 @@ def run_table(runs: Sequence[Run]) -> Table:
         last = run.results.get("last", {})
         epoch = last.get("epoch", run.evaluations[-1].epoch if run.evaluations else None)
         name = f"{run.name} (not finite)" if run.nonfinite else run.name
-        rows.append(tuple(map(Cell, (
+        texts = (
             name, clipped(run.field("model.name", MISSING)), operator(flat(run.recipe)),
             run.conditions.get("device", MISSING), run.conditions.get("engine", run.status),
             clipped(run.recipe.get("seed", MISSING)), MISSING if epoch is None else f"{epoch:g}",
-            percent([last["top1"]] if "top1" in last else []), duration(run.timing.get("seconds")),
-            f"{run.timing['images_per_second']:,.0f}" if "images_per_second" in run.timing else MISSING,
-        ))))  # fmt: skip
+            percent([last["top1"]] if "top1" in last else []),
+        )  # fmt: skip
+        seconds, speed = run.timing.get("seconds"), run.timing.get("images_per_second")
+        rows.append((
+            *map(Cell, texts), Cell(duration(seconds), sort=seconds),
+            Cell(MISSING if speed is None else f"{speed:,.0f}", sort=speed),
+        ))  # fmt: skip
     return Table(columns, tuple(rows), texts=5, operators=tuple(family(run.recipe) for run in runs))

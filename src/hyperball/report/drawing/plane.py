@@ -31,6 +31,7 @@ def scatter(title: str, points: Sequence[tuple[float, float]], labels: Sequence[
         dots = "".join(f"M{number(across(x))} {number(up(y))}h0" for (x, y), label in shown if label == name)
         parts.append(element("g", element("path", class_="dots", d=dots), class_=f"s{index % COLORS}", data_name=name))
     said = f"{len(points):,} points" + (f", {len(shown):,} drawn" if stride > 1 else "")
+    said += f"; {COLORS} of {len(classes)} classes are named" if len(classes) > COLORS else ""
     keys = tuple(Key(name, index % COLORS, swatch=True) for index, name in enumerate(classes[:COLORS]))
     drawn = svg(SIDE, SIDE, *parts, label=f"{title}: {said}", class_="plane")
     return Picture(title, drawn, note=f"{note}; {said}" if note else said, legend=keys)

@@ -23,7 +23,7 @@ class Key:
     name: str
     color: int
     operator: str = ""
-    dashed: bool = False
+    dash: int = 0
     swatch: bool = False
 
 
@@ -37,6 +37,8 @@ class Picture:
     note: str = ""
     legend: tuple[Key, ...] = ()
     small: bool = False
+    table: str = ""
+    scale: str = ""
 
 
 def element(tag: str, *children: str, **attributes: str | float | None) -> Safe:

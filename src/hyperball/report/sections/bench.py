@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hyperball.report.charts import Chart, Series
-from hyperball.report.files import clipped, is_number, number_list
+from hyperball.report.files import clipped, flat, is_number, number_list
 from hyperball.report.kinds import Bench, Part
 from hyperball.report.page import Bar, Bars, Section
-from hyperball.report.sections.lines import colors
-from hyperball.report.tables import Cell, Table
+from hyperball.report.sections.lines import MOST_LINES, colors, first_of
+from hyperball.report.tables import Cell, Table, family_of
 
 MOST_BARS, MOST_FIGURES, MOST_ROWS = 40, 10, 1000
 PLACES = ("case", "shape", "network", "model", "batch")  # what was measured, which groups bars
@@ -25,7 +25,12 @@ def bench_sections(records: Sequence[Bench]) -> list[Section]:
 
 
 def bench_section(record: Bench) -> Section:
-    figures = [figure for part in record.parts for figure in part_figures(part)]
+    figures: list[Bars | Chart] = []
+    cut = []
+    for part in record.parts:
+        bars, said = first_of(part_bars(part), MOST_FIGURES, f"figures of {part.name}")
+        figures += [*bars, *fit_charts(part)]
+        cut += [f"{said}; the table has all."] if said else []
     facts = [f"{key}: {value}" for key, value in record.conditions.items()]
     for part in record.parts:
         facts += [f"{part.name}: {note}" for note in part.notes]
@@ -35,12 +40,13 @@ def bench_section(record: Bench) -> Section:
     tables = tuple(part_table(part) for part in record.parts)
     return Section(
         f"Benchmark: {record.name.removesuffix('.json')}", record.what, tables, tuple(figures),
-        facts=tuple(facts), badges=tuple(text for text in badges if text), part="benchmarks",
+        facts=tuple(facts), remarks=(*record.notes, *cut), badges=tuple(text for text in badges if text),
+        part="benchmarks",
     )  # fmt: skip
 
 
-def part_figures(part: Part) -> list[Bars | Chart]:
-    """Bars of ratios, a figure for every reference and set of conditions, and times over sizes where there are some."""
+def part_bars(part: Part) -> list[Bars]:
+    """Bars of ratios, a figure for every reference and set of conditions; those with an aim first."""
     groups: dict[tuple[str, ...], list[dict[str, Any]]] = {}
     for row in part.rows:
         if ratio_of(row) is not None:
@@ -53,8 +59,7 @@ def part_figures(part: Part) -> list[Bars | Chart]:
         if remembered:
             swapped = [{**row, "ratio": row["memory_ratio"], "aim": row.get("memory_aim")} for row in remembered]
             found.append(ratio_bars(part.name, conditions, swapped, "Peak memory over"))
-    found.sort(key=lambda bars: not bars.goals)
-    return [*found[:MOST_FIGURES], *fit_charts(part)]
+    return sorted(found, key=lambda bars: not bars.goals)
 
 
 def said(row: Mapping[str, Any], key: str) -> str:
@@ -104,7 +109,7 @@ def ratio_bars(part: str, conditions: str, rows: Sequence[dict[str, Any]], word:
     shown = sorted(rows, key=lambda row: order[place_of(row)])[:MOST_BARS]
     bars = tuple(
         Bar(subject_of(row) or place_of(row), ratio, times(ratio), operator_of(row), tip(row),
-            color[subject_of(row)], aim_of(row), place_of(row) if subject_of(row) else "")
+            color[subject_of(row)], aim_of(row), place_of(row) if subject_of(row) else "", is_speed(row))
         for row in shown
         if (ratio := ratio_of(row)) is not None
     )  # fmt: skip
@@ -126,12 +131,16 @@ def times(ratio: float) -> str:
 
 
 def operator_of(row: Mapping[str, Any]) -> str:
-    return str(row.get("operator", row.get("subject", ""))).replace("+", " ").split(" ")[0]
+    """The family of what was measured, where it is a known one."""
+    keys = ("operator", "subject", "network", "kernel")
+    return next(filter(None, (family_of(said(row, key)) for key in keys)), "")
 
 
 def tip(row: Mapping[str, Any]) -> str:
     """Everything that a row says."""
-    return "\n".join(f"{clipped(key)} {clipped(value)}" for key, value in row.items() if is_plain(value))
+    return "\n".join(
+        f"{clipped(key).replace('.', ' ')} {clipped(value)}" for key, value in flat(row).items() if is_plain(value)
+    )
 
 
 def fit_charts(part: Part) -> list[Chart]:
@@ -149,13 +158,14 @@ def fit_charts(part: Part) -> list[Chart]:
 
 
 def scaling_chart(part: str, axis: str, mode: str, series: Sequence[Series]) -> Chart:
+    series, cut = first_of(series, MOST_LINES, "lines")
     chosen = colors([line.name for line in series])
     lines = tuple(
         Series(line.name, line.points, color, operator=operator_of({"subject": line.name}))
         for line, color in zip(series, chosen, strict=True)
     )
     title = f"Time over {axis}: {part}" + (f", {mode}" if mode else "")
-    return Chart(title, axis, "ms", lines, " ms", log=True, log_x=True)
+    return Chart(title, axis, "ms", lines, " ms", cut, log=True, log_x=True)
 
 
 def size_series(rows: Sequence[dict[str, Any]]) -> dict[tuple[str, str], list[Series]]:
@@ -182,12 +192,13 @@ def name_without(row: Mapping[str, Any], axis: str) -> str:
 
 
 def part_table(part: Part) -> Table:
-    """Every row as it was measured, behind a fold."""
-    keys = list(dict.fromkeys(key for row in part.rows for key, value in row.items() if is_plain(value)))
-    words = [key for key in keys if any(isinstance(row.get(key), str) for row in part.rows)]
+    """Every row as it was measured, numbers of objects in it among them, behind a fold."""
+    leaves = [flat(row) for row in part.rows]
+    keys = list(dict.fromkeys(key for row in leaves for key, value in row.items() if is_plain(value)))
+    words = [key for key in keys if any(isinstance(row.get(key), str) for row in leaves)]
     columns = [*words, *(key for key in keys if key not in words)]
-    rows = tuple(tuple(value_cell(row.get(key)) for key in columns) for row in part.rows[:MOST_ROWS])
-    heads = tuple(clipped(key).replace("_", " ") for key in columns)
+    rows = tuple(tuple(value_cell(row.get(key)) for key in columns) for row in leaves[:MOST_ROWS])
+    heads = tuple(clipped(key).replace("_", " ").replace(".", ", ") for key in columns)
     operators = tuple(operator_of(row) for row in part.rows[:MOST_ROWS])
     count = f"all {len(rows)} rows" if len(part.rows) <= MOST_ROWS else f"{len(rows):,} of {len(part.rows):,} rows"
     return Table(heads, rows, len(words), operators=operators, folded=f"{part.name}: {count}")

@@ -17,7 +17,7 @@ from hyperball.report.functions import ANGULARS, MAGNITUDES, PENALTIES
 from hyperball.report.page import Gallery, Section
 from hyperball.report.pictures import Curves, Features, Filters
 from hyperball.report.records import Run
-from hyperball.report.sections.lines import COLOR_OF, colors
+from hyperball.report.sections.lines import COLOR_OF, colors, first_of
 
 MOST_CHECKPOINTS, MOST_SHOWN, MOST_PICTURES = 6, 64, 12
 ZOOM = 6  # pixels of the image for one of a filter, so that gaps can be narrow
@@ -51,21 +51,25 @@ def figure_section(records: Sequence[Drawn], runs: Sequence[Run]) -> Section | N
 
 def galleries(records: Sequence[Drawn], filters: Sequence[Picture] = ()) -> tuple[Gallery, ...]:
     """Features, filters and curves, each under a heading, the first of many."""
-    features = [
-        scatter(r.title, r.points, r.labels, r.note) for r in records[:MOST_PICTURES] if isinstance(r, Features)
-    ]
-    planes = [*(recorded_filters(r) for r in records if isinstance(r, Filters)), *filters]
-    charts = [curves_chart(record) for record in records if isinstance(record, Curves)]
-    named: tuple[tuple[str, Sequence[Picture | Chart]], ...] = (
-        ("Features in the plane", features), ("First-layer filters", planes), ("Curves", charts),
-    )  # fmt: skip
-    return tuple(
-        Gallery(
-            title, tuple(held[:MOST_PICTURES]), f"{MOST_PICTURES} of {len(held)}." if len(held) > MOST_PICTURES else ""
-        )
-        for title, held in named
-        if held
+    kinds: tuple[tuple[str, Sequence[Drawn | Picture]], ...] = (
+        ("Features in the plane", [record for record in records if isinstance(record, Features)]),
+        ("First-layer filters", [*(record for record in records if isinstance(record, Filters)), *filters]),
+        ("Curves", [record for record in records if isinstance(record, Curves)]),
     )
+    found = []
+    for title, held in kinds:
+        shown, cut = first_of(held, MOST_PICTURES, "pictures")
+        found += [Gallery(title, tuple(map(drawn_record, shown)), f"{cut}." if cut else "")] if shown else []
+    return tuple(found)
+
+
+def drawn_record(record: Drawn | Picture) -> Picture | Chart:
+    """A record as its picture."""
+    if isinstance(record, Features):
+        return scatter(record.title, record.points, record.labels, record.note)
+    if isinstance(record, Filters):
+        return recorded_filters(record)
+    return curves_chart(record) if isinstance(record, Curves) else record
 
 
 def curves_chart(record: Curves) -> Chart:
@@ -74,22 +78,25 @@ def curves_chart(record: Curves) -> Chart:
         Series(line.name, line.points, color, band=line.band)
         for line, color in zip(record.lines, colors(names), strict=True)
     )
-    return Chart(record.title, record.x_label, record.y_label, series, note=record.note or record.name, log=record.log)
+    cut = f"{len(series)} of {record.total} lines" if record.total > len(series) else ""
+    note = "; ".join(filter(None, (record.note or record.name, cut)))
+    return Chart(record.title, record.x_label, record.y_label, series, note=note, log=record.log)
 
 
 def recorded_filters(record: Filters) -> Picture:
-    return filter_picture(record.title, np.asarray(record.filters, dtype=np.float64), record.note)
+    return filter_picture(record.title, np.asarray(record.filters, dtype=np.float64), record.note, record.total)
 
 
 def checkpoint_filters(runs: Iterable[Run]) -> list[Picture]:
     """The first-layer filters of those runs that still have their weights, at most six."""
     found: list[Picture] = []
-    for run in runs:
-        folder = run.folder / "checkpoints"
-        if len(found) < MOST_CHECKPOINTS and folder.is_dir():
-            filters = first_filters(sorted(folder.glob("*.safetensors")))
+    kept = [run for run in runs if (run.folder / "checkpoints").is_dir()]
+    cut = f", drawn for {MOST_CHECKPOINTS} of {len(kept)} runs" if len(kept) > MOST_CHECKPOINTS else ""
+    for run in kept:
+        if len(found) < MOST_CHECKPOINTS:
+            filters = first_filters(sorted((run.folder / "checkpoints").glob("*.safetensors")))
             if filters is not None:
-                found.append(filter_picture(run.name, filters, "from the run's last checkpoint"))
+                found.append(filter_picture(run.name, filters, f"from the run's last checkpoint{cut}"))
     return found
 
 
@@ -113,8 +120,10 @@ def first_filters(paths: Sequence[Path]) -> Any:
     return None
 
 
-def filter_picture(title: str, filters: Any, note: str) -> Picture:
+def filter_picture(title: str, filters: Any, note: str, total: int = 0) -> Picture:
     """Filters side by side, each stretched to the whole range; three channels are colors, others their mean."""
+    total = max(total, len(filters))
+    many = f"{MOST_SHOWN} of {total}" if total > MOST_SHOWN else f"{total}"
     filters = filters[:MOST_SHOWN]
     if filters.shape[1] != 3:
         filters = np.repeat(filters.mean(1, keepdims=True), 3, axis=1)
@@ -131,7 +140,7 @@ def filter_picture(title: str, filters: Any, note: str) -> Picture:
         sheet[y : y + height * ZOOM, x : x + width * ZOOM] = np.dstack([large, np.full(large.shape[:2], 255, np.uint8)])
     image = element("image", href=address(rgba_png(list(map(bytes, sheet.reshape(len(sheet), -1))))),
                     width=sheet.shape[1], height=sheet.shape[0], class_="pixels")  # fmt: skip
-    said = f"{count} filters of {height}×{width}, each stretched to its own range"
+    said = f"{many} filters of {height}×{width}, each stretched to its own range"
     drawn = svg(sheet.shape[1], sheet.shape[0], image, label=f"{count} filters of {title}", class_="filters")
     return Picture(title, drawn, note=f"{note}{'; ' if note else ''}{said}")
 

@@ -7,9 +7,11 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from hyperball.report.doubts import Doubt, distinct
+from hyperball.report.files import clipped
 from hyperball.report.kinds import Number, Published, RobustCell
 from hyperball.report.records import UNFINISHED, Run
-from hyperball.report.tables import family, group, protocol
+from hyperball.report.tables import Group, family, family_of, group
 
 ERRORS = {"error": "top1", "top5_error": "top5"}
 
@@ -22,12 +24,12 @@ class Line:
     values: tuple[float, ...]
     best: tuple[float, ...]
     runs: tuple[Run, ...] = ()
-    doubts: tuple[str, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
     variant: str = ""
 
     @property
     def operator(self) -> str:
-        return family(self.runs[0].recipe) if self.runs else self.number.row.partition(" ")[0]
+        return family(self.runs[0].recipe) if self.runs else family_of(self.number.row)
 
     @property
     def mean(self) -> float | None:
@@ -72,12 +74,10 @@ class Joined:
         runs, condition = self.runs_of(number)
         finished = [run for run in runs if run.status != UNFINISHED]
         if not finished:
-            return [Line(number, number.values, number.best, doubts=number.doubts)]
-        members: dict[str, list[Run]] = {}
-        for run in finished:
-            members.setdefault(protocol(run.recipe), []).append(run)
-        labels = [entry.label for entry in group(finished)] if len(members) > 1 else [""]
-        return [self.line(number, held, condition, text) for held, text in zip(members.values(), labels, strict=True)]
+            return [Line(number, number.values, number.best, doubts=told(number))]
+        groups = group(finished)
+        many = len(groups) > 1
+        return [self.line(number, held, condition, held.label if many else "") for held in groups]
 
     def runs_of(self, number: Number) -> tuple[list[Run], str]:
         """The runs of a cell, and the condition they were tested under where the column names one."""
@@ -96,21 +96,40 @@ class Joined:
         attacked = None if cell is None else cell.accuracy(name)
         return run.measured.get(name, {}) if attacked is None else {"top1": attacked}
 
-    def line(self, number: Number, runs: Sequence[Run], condition: str, variant: str) -> Line:
-        metric = self.table.metric
+    def line(self, number: Number, held: Group, condition: str, variant: str) -> Line:
+        metric, runs = self.table.metric, held.runs
         last = [self.condition(run, condition) if condition else run.results["last"] for run in runs]
-        values = [value for held in last if (value := percent_of(metric, held)) is not None]
+        values = [value for entry in last if (value := percent_of(metric, entry)) is not None]
         best = [] if condition else [percent_of(metric, run.results.get("best", {})) for run in runs]
-        doubts = [*number.doubts, *(f"seed {run.seed}: not finite" for run in runs if run.nonfinite)]
-        attacked = [
-            cell for run in runs if (cell := self.robust.get(run.folder)) and cell.accuracy(condition) is not None
-        ]
-        doubts += [doubt for cell in attacked for doubt in cell.doubts]
-        if not variant and values and len(values) == len(number.values):
-            gap = abs(statistics.fmean(values) - statistics.fmean(number.values))
-            doubts += [f"table.json says {statistics.fmean(number.values):.2f}"] if gap > 0.01 else []
-        doubts = list(dict.fromkeys(doubts))
+        doubts = [*held.doubts, *(doubt for run in runs for doubt in self.doubts_about(run, condition))]
+        known = {text for doubt in doubts for text in (doubt.text, doubt.sentence)}
+        doubts += [doubt for doubt in told(number) if doubt.text not in known]
+        doubts += [] if variant else disagreement(number, values)
         if condition and not values:
-            return Line(number, number.values, number.best, tuple(runs), tuple(doubts), variant)
+            return Line(number, number.values, number.best, runs, distinct(doubts), variant)
         kept = tuple(value for value in best if value is not None)
-        return Line(number, tuple(values), kept, tuple(runs), tuple(doubts), variant)
+        return Line(number, tuple(values), kept, runs, distinct(doubts), variant)
+
+    def doubts_about(self, run: Run, condition: str) -> list[Doubt]:
+        """What a run's own records say against its number."""
+        cell = self.robust.get(run.folder)
+        attacked = cell.doubts if cell is not None and cell.accuracy(condition) is not None else ()
+        texts = [*(["not finite"] if run.nonfinite else []), *attacked]
+        return [Doubt(run.name, text, clipped(run.seed)) for text in texts]
+
+
+def told(number: Number) -> tuple[Doubt, ...]:
+    """The doubts that the table itself has."""
+    return tuple(Doubt(f"{number.row}, {number.column}", text) for text in number.doubts)
+
+
+def disagreement(number: Number, values: Sequence[float]) -> list[Doubt]:
+    """Where the table and the records beside it say something else."""
+    if not values or not number.values:
+        return []
+    said, about = statistics.fmean(number.values), f"{number.row}, {number.column}"
+    if len(values) != len(number.values):
+        text = f"table.json says {said:.2f} over {len(number.values)} seeds, the records have {len(values)}"
+        return [Doubt(about, text)]
+    gap = abs(statistics.fmean(values) - said)
+    return [Doubt(about, f"table.json says {said:.2f}")] if gap > 0.01 else []

@@ -2,35 +2,38 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
-from hyperball.report.charts import Chart, Series
+from hyperball.report.charts import COLORS, Chart, Series
 from hyperball.report.records import Point, Run
+from hyperball.report.tables import family_of
 
+Entry = TypeVar("Entry")
 MOST_LINES = 12
 Points = tuple[tuple[float, float], ...]
 Value = Callable[[Point], float | None]
 
 # The same operator has the same color in every picture; 0 is for what others are compared with.
 COLOR_OF = {
-    "plain": 0, "nn.Conv2d": 0, "nn.Linear": 0,
-    "baseline": 0, "max": 0, "none": 0, "tanh": 1, "huber": 1, "ball": 2, "welsch": 2, "sphere": 3,
-    "mean": 3, "quadratic": 3, "linear": 4, "pseudo_huber": 4, "seg": 5, "truncated_quadratic": 5, "log": 6, "mix": 7,
-    "barron": 8,
+    "baseline": 0, "max": 0, "tanh": 1, "huber": 1, "ball": 2, "welsch": 2, "sphere": 3, "mean": 3, "quadratic": 3,
+    "linear": 4, "pseudo_huber": 4, "seg": 5, "truncated_quadratic": 5, "log": 6, "mix": 7, "barron": 8,
 }  # fmt: skip
 
 
 def colors(names: Sequence[str]) -> list[int]:
-    """A color for each name: that of the operator it begins with where that is free, else the next free one."""
-    wanted = [COLOR_OF.get(name.replace(",", " ").replace("(", " ").split(" ")[0]) for name in names]
-    taken: set[int] = set()
-    chosen: list[int | None] = []
-    for color in wanted:
-        chosen.append(None if color is None or color in taken else color)
-        taken |= {color} if color is not None else set()
-    free = iter(color for color in range(1, len(names) + 20) if color not in taken)
-    return [1 + (next(free) - 1) % 9 if color is None else color for color in chosen]
+    """A color for each name: that of the operator it begins with, else the next one that no operator here has."""
+    wanted = [COLOR_OF.get(family_of(name)) for name in names]
+    free = [color for color in range(1, COLORS) if color not in wanted] or list(range(1, COLORS))
+    following = itertools.cycle(free)
+    return [next(following) if color is None else color for color in wanted]
+
+
+def first_of(entries: Sequence[Entry], most: int, word: str) -> tuple[Sequence[Entry], str]:
+    """The first entries that a picture has room for, and "12 of 16 lines" where there are more."""
+    return entries[:most], f"{most} of {len(entries)} {word}" if len(entries) > most else ""
 
 
 def mean_and_band(lines: Sequence[Points]) -> tuple[Points, tuple[float, ...]]:
@@ -60,16 +63,23 @@ def run_chart(
     value: Value,
     **options: object,
 ) -> Chart:
-    """One line a group (name, operator, runs), at most twelve."""
-    drawn = [entry for entry in groups if any(over_steps(run, points, value) for run in entry[2][:1])]
-    series = []
-    for (name, operator, runs), color in zip(drawn[:MOST_LINES], colors([entry[0] for entry in drawn]), strict=False):
-        mean, band = mean_and_band([line for run in runs if (line := over_steps(run, points, value))])
-        series.append(Series(name, mean, color, band=band, operator=operator))
-    seeds = max((len(runs) for _, _, runs in drawn), default=0)
-    notes = ["mean, and a band of ± one standard deviation over seeds"] if seeds > 1 else []
-    notes += [f"{MOST_LINES} of {len(drawn)} lines"] if len(drawn) > MOST_LINES else []
-    return Chart(title, "step", label, tuple(series), note="; ".join(notes), **options)  # type: ignore[arg-type]
+    """One line a group (name, operator, runs), at most twelve; seeds that share no step have no mean to draw."""
+    found = []
+    for name, operator, runs in groups:
+        held = [line for run in runs if (line := over_steps(run, points, value))]
+        found += [(name, operator, len(held), *mean_and_band(held))] if held else []
+    lines = [entry for entry in found if entry[3]]
+    drawn, cut = first_of(lines, MOST_LINES, "lines")
+    chosen = colors([operator or name for name, operator, *_ in drawn])
+    series = tuple(
+        Series(name, mean, color, band=band, operator=operator)
+        for (name, operator, _, mean, band), color in zip(drawn, chosen, strict=True)
+    )
+    spread = "mean, and a band of ± one standard deviation over seeds"
+    apart = len(found) - len(lines)
+    notes = [spread if any(seeds > 1 for _, _, seeds, *_ in drawn) else "", cut]
+    notes.append(f"not drawn: {apart} whose seeds share no step" if apart else "")
+    return Chart(title, "step", label, series, note="; ".join(filter(None, notes)), **options)  # type: ignore[arg-type]
 
 
 def error(point: Point) -> float | None:
@@ -90,8 +100,13 @@ def radii_chart(name: str, run: Run) -> Chart:
     """The mean radius of every layer over the steps of one run."""
     layers = list(dict.fromkeys(layer for point in run.evaluations for layer in point.radii))
     series = tuple(
-        Series(layer, tuple((p.step, p.radii[layer]) for p in run.evaluations if layer in p.radii), number)
-        for number, layer in enumerate(layers[:MOST_LINES], 1)
+        Series(
+            layer,
+            tuple((p.step, p.radii[layer]) for p in run.evaluations if layer in p.radii),
+            1 + number % (COLORS - 1),
+        )
+        for number, layer in enumerate(layers[:MOST_LINES])
     )
-    more = f"; {MOST_LINES} of {len(layers)} layers" if len(layers) > MOST_LINES else ""
-    return Chart(f"Radii: {name}", "step", "", series, note=f"the mean of each layer, seed {run.seed}{more}")
+    _, cut = first_of(layers, MOST_LINES, "layers")
+    note = f"the mean of each layer, seed {run.seed}{'; ' if cut else ''}{cut}"
+    return Chart(f"Radii: {name}", "step", "", series, note=note)

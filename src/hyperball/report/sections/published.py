@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hyperball.report.doubts import Doubt, distinct, gathered
 from hyperball.report.drawing.axes import Axis
 from hyperball.report.drawing.svg import Safe, element, svg
 from hyperball.report.files import clipped
@@ -13,7 +14,7 @@ from hyperball.report.kinds import Number, Published
 from hyperball.report.page import Gallery, Section
 from hyperball.report.sections.join import ERRORS, Joined, Line
 from hyperball.report.sections.table_curves import convergence, outliers, radii
-from hyperball.report.tables import MISSING, Cell, Table, gathered, spread, where
+from hyperball.report.tables import MISSING, Cell, Table, spread, trimmed, where
 
 METRICS = {"error": "Test error, %", "top1": "Test accuracy, %", "top5_error": "Top-5 test error, %"}
 NEAR = 1.5  # points: as near to the paper as the reproduction aims at
@@ -28,19 +29,23 @@ def published_section(joined: Joined, curves_too: bool = True, pictures: Sequenc
     tables = [detail_table(table, lines)]
     overview = matrix(joined)
     if overview is not None:
-        tables = [overview, replace(tables[0], folded=f"All {len(lines)} numbers, with best epoch and seeds")]
+        tables = [overview, replace(tables[0], folded=f"Number by number: {len(done)} with best epoch and seeds")]
     words = f"Protocol: {table.protocol}." if table.protocol else ""
     how = ", last iterate, mean ± standard deviation over seeds" if is_share(table.metric) else ""
     lead = f"{table.source}. {metric_words(table.metric)}{how}. {words}"
     galleries = [*([convergence(joined), outliers(joined), radii(joined)] if curves_too else []), *pictures]
-    said = dict.fromkeys(
-        (f"{line.number.row}, {joined.split(line.number.column)[0]}", doubt) for line in lines for doubt in line.doubts
-    )
+    said = [(f"{line.number.row}, {joined.split(line.number.column)[0]}", d) for line in lines for d in line.doubts]
     return Section(
         f"{table.title}", lead, tuple(tables), remarks=tuple(table.notes), doubts=gathered(said),
+        doubt_count=len(doubts_of(lines)),
         finding=finding(table, lines, done), badges=(table.experiment, f"scale: {table.scale}"),
         table=table.experiment, scale=table.scale, galleries=tuple(entry for entry in galleries if entry.charts),
     )  # fmt: skip
+
+
+def doubts_of(lines: Sequence[Line]) -> tuple[Doubt, ...]:
+    """The doubts about a table, each once, although one about a run concerns all its numbers."""
+    return distinct(doubt for line in lines for doubt in line.doubts)
 
 
 def metric_words(metric: str) -> str:
@@ -60,12 +65,12 @@ def finding(table: Published, lines: Sequence[Line], done: Sequence[Line]) -> st
     said = f"{len(done)} of {len(lines)} cells have numbers"
     if not is_share(table.metric):
         return f"{said}; times of other hardware than the paper's, so only ratios can be compared."
+    if not known:
+        return f"{said}; the paper has none of them."
     if table.scale != "paper":
         return (
             f"{said}; differences to the paper are those of a shorter schedule, so only the ordering can be compared."
         )
-    if not known:
-        return f"{said}; the paper has none of them."
     near = sum(tone(table, line) in ("better", "near") for line in known)
     return f"{said}; {near} of {len(known)} are within {NEAR:g} points of the paper or better."
 
@@ -105,20 +110,25 @@ def matrix(joined: Joined) -> Table | None:
         ours = [cell(table, line, best[column]) for line, column in zip(held, columns, strict=True)]
         cells.append((Cell(row, remark=kind_of(first)), *ours))
         operators.append(first.operator)
-    return Table(("", *columns), tuple(cells), caption=matrix_caption(table, lines), operators=tuple(operators))
+    caption = matrix_caption(table, lines)
+    missing = sum(entry.text == MISSING for row in cells for entry in row[1:])
+    return trimmed(Table(("", *columns), tuple(cells), caption=caption, operators=tuple(operators)), missing)
 
 
 def matrix_caption(table: Published, lines: Sequence[Line]) -> str:
     seeds = sorted({len(line.values) for line in lines if line.values})
     counted = f"n = {seeds[0]}" if len(seeds) == 1 else f"n = {seeds[0]} to {seeds[-1]}" if seeds else "no runs yet"
-    also = " and ours less the paper's" if is_share(table.metric) else ""
-    return f"{metric_words(table.metric)}, {counted}; below each the paper's number{also}."
+    known = [line for line in lines if line.number.published is not None]
+    also = " and ours less the paper's" if is_share(table.metric) and any(line.values for line in known) else ""
+    paper_too = f"; below each the paper's number{also}" if known else ""
+    return f"{metric_words(table.metric)}, {counted}{paper_too}."
 
 
 def best_of(table: Published, lines: Sequence[Line]) -> float | None:
-    """The best mean of a column; None where there is nothing to choose from, or no better and worse."""
-    means = [line.mean for line in lines if line.mean is not None]
-    if len(means) < 2 or not is_share(table.metric):
+    """The best mean of a column that is not in doubt; None without a choice, or without better and worse."""
+    done = [line for line in lines if line.mean is not None]
+    means = [line.mean for line in done if line.mean is not None and not line.doubts]
+    if len(done) < 2 or not means or not is_share(table.metric):
         return None
     return (min if table.metric in ERRORS else max)(means)
 
@@ -135,11 +145,10 @@ def cell(table: Published, line: Line | None, best: float | None) -> Cell:
         return Cell(MISSING)
     gap = "" if line.difference is None or not is_share(table.metric) else f" ({signed(line.difference)})"
     known = line.number.published is not None
-    remark = (f"paper {paper(line.number)}{gap}" if known else "") + (" ⚠" if line.doubts else "")
-    marked = best is not None and line.mean == best
-    return Cell(
-        spread(line.values), marked, remark, line.mean, tip(table, line), tone(table, line) if line.values else ""
-    )
+    remark = f"paper {paper(line.number)}{gap}" if known else ""
+    marked = best is not None and line.mean == best and not line.doubts
+    word = tone(table, line) if line.values else ""
+    return Cell(spread(line.values), marked, remark, line.mean, tip(table, line), word, doubted=bool(line.doubts))
 
 
 def paper(number: Number) -> str:
@@ -147,7 +156,8 @@ def paper(number: Number) -> str:
 
 
 def signed(value: float) -> str:
-    return f"{value:+.2f}".replace("-", "−")
+    text = f"{value:+.2f}".replace("-", "−")
+    return "±0.00" if text[1:] == "0.00" else text
 
 
 def tip(table: Published, line: Line) -> str:
@@ -161,7 +171,7 @@ def tip(table: Published, line: Line) -> str:
     parts.append(f"paper {paper(number)}")
     parts += [f"{key} {value}" for key, value in number.facts.items()]
     parts += [where(line.runs)] if line.runs else without_runs(line)
-    parts += [f"doubt: {doubt}" for doubt in line.doubts]
+    parts += [f"doubt: {doubt.sentence}" for doubt in line.doubts]
     return "\n".join(parts)
 
 
@@ -185,10 +195,10 @@ def detail_table(table: Published, lines: Sequence[Line]) -> Table:
             Cell(number.row, remark=line.variant or kind_of(line)), Cell(number.column),
             Cell(spread(line.values), sort=line.mean, tip=told), Cell(paper(number), sort=known),
             Cell(MISSING if gap is None else signed(gap), sort=gap, tone=tone(table, line)),
-            Cell("", sort=gap, plot=plot(line, axis) if axis else None),
+            Cell("", sort=gap, plot=plot(line, axis) if axis and (line.values or known is not None) else None),
             Cell(spread(line.best), sort=statistics.fmean(line.best) if line.best else None),
-            Cell(str(len(line.values)), sort=len(line.values)),
-            Cell(str(len(line.doubts)) if line.doubts else MISSING, tip="\n".join(line.doubts), sort=len(line.doubts)),
+            Cell(str(len(line.values)) if line.values else MISSING, sort=len(line.values)),
+            doubt_cell(line),
             *(extra_cell(number.extra.get(key)) for key in more),
         ))  # fmt: skip
     columns = (
@@ -205,7 +215,14 @@ def detail_table(table: Published, lines: Sequence[Line]) -> Table:
     )
     chosen = ", last iterate; the best epoch was chosen looking at the test set" if is_share(table.metric) else ""
     caption = f"{metric_words(table.metric)}{chosen}."
-    return Table(columns, tuple(rows), 2, caption, tuple(line.operator for line in lines))
+    whole = Table(columns, tuple(rows), 2, caption, tuple(line.operator for line in lines))
+    return trimmed(whole, sum(not line.values for line in lines))
+
+
+def doubt_cell(line: Line) -> Cell:
+    count = len(line.doubts)
+    told = "\n".join(doubt.sentence for doubt in line.doubts)
+    return Cell(str(count) if count else MISSING, tip=told, sort=count, tone="worse" if count else "")
 
 
 def extra_cell(value: float | None) -> Cell:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from hyperball.report.charts import Chart, Series
+from hyperball.report.doubts import Doubt, counted, distinct, gathered
 from hyperball.report.files import clipped, flat, is_number
-from hyperball.report.folder import Found
-from hyperball.report.kinds import Attack, RobustCell, Robustness
+from hyperball.report.folder import Found, owner, recipe_of
+from hyperball.report.kinds import Attack, Published, RobustCell, Robustness
 from hyperball.report.page import Gallery, Section
 from hyperball.report.records import Run
-from hyperball.report.sections.lines import MOST_LINES, colors, mean_and_band
-from hyperball.report.tables import MISSING, Cell, Table, family, gathered, operator, percent, protocol, spread
+from hyperball.report.sections.lines import MOST_LINES, colors, first_of, mean_and_band
+from hyperball.report.tables import MISSING, Cell, Table, family, operator, percent, protocol, spread, trimmed
 
 Entry = TypeVar("Entry")
+Kind = TypeVar("Kind", Attack, Robustness)
 Owners = Mapping[Path, Run]
+Tables = Mapping[Path, Sequence[str]]  # the names of published tables by their folder
 LEAD = (
     "Accuracy in percent, mean ± standard deviation over seeds. Numbers of different budgets, norms or numbers of "
     "images never share a row. A doubt says why a number may be too high: hover over it, or read the list below."
@@ -35,12 +38,23 @@ def robustness_section(found: Found) -> Section | None:
     if not attacks and not curves:
         return None
     owners = {run.folder: run for run in found.runs}
-    tables = tuple(attack_table(group, owners) for group in grouped(attacks, lambda one: heading(one, owners)).values())
-    charts = [curve_chart(group, owners) for group in grouped(curves, lambda one: axis(one, owners)).values()]
-    everything: list[Attack | Robustness] = [*attacks, *curves]
-    said = [(named(entry, owners), doubt) for entry in everything for doubt in entry.doubts]
+    known: dict[Path, list[str]] = {}
+    for published in found.of(Published):
+        known.setdefault(published.folder, []).append(published.experiment)
+    named_groups = grouped(attacks, lambda one: heading(one, owners)).values()
+    tables = tuple(attack_table(group, owners, known) for group in named_groups)
+    charts = [curve_chart(group, owners, known) for group in grouped(curves, lambda one: axis(one, owners)).values()]
+    said = [
+        (named(members[0], owners), doubt)
+        for group in named_groups
+        for members in by_recipe(group, owners)
+        for doubt in attack_doubts(members, owners)
+    ]
+    for members in by_recipe(curves, owners):
+        said += [(named(members[0], owners), doubt) for doubt in curve_doubts(members, owners)]
     return Section(
         "Robustness", LEAD, tables, doubts=gathered(said), remarks=budgets(cells), part="robustness",
+        doubt_count=len(distinct(doubt for _, doubt in said)),
         galleries=(Gallery("Robustness curves", tuple(charts)),) if charts else (),
     )  # fmt: skip
 
@@ -65,35 +79,40 @@ def budget(entry: Attack) -> str:
     held = entry.conditions
     size = held.get("epsilon_text", held.get("epsilon", "?"))
     images = held.get("images")
-    counted = f", {images:,} images" if is_number(images) and isinstance(images, int) else ""
-    data = flat(entry.recipe).get("data.name")
-    return clipped(f"{f'{data}, ' if data else ''}{held.get('norm', 'norm ?')} {size}{counted}")
+    many = f", {images:,} images" if is_number(images) and isinstance(images, int) else ""
+    return clipped(f"{held.get('norm', 'norm ?')} {size}{many}")
 
 
 def heading(entry: Attack, owners: Owners) -> str:
-    """The budget, and the scale of the table that a network was trained for, where there is one."""
-    return f"{budget(entry)}{scale_words(entry, owners)}"
+    """The data set, the budget, and the scale of the table that a network was trained for, where there is one."""
+    return ", ".join(filter(None, (data_of(entry, owners), budget(entry), scale_words(entry, owners))))
+
+
+def data_of(entry: Attack | Robustness, owners: Owners) -> str:
+    return clipped(flat(recipe_of(entry, owners)).get("data.name", ""))
+
+
+def scale_of(entry: Attack | Robustness, owners: Owners) -> str:
+    held = owner(entry.path, owners)
+    return held.scale if held is not None else ""
 
 
 def scale_words(entry: Attack | Robustness, owners: Owners) -> str:
-    held = owner(entry.path, owners)
-    return f", scale {held.scale}" if held is not None and held.scale else ""
+    scale = scale_of(entry, owners)
+    return f"scale {scale}" if scale else ""
+
+
+def tables_of(entries: Sequence[Attack | Robustness], tables: Tables) -> str:
+    """The published tables in whose folders records lie, one a line."""
+    names = [name for entry in entries for folder in entry.path.parents for name in tables.get(folder, ())]
+    return "\n".join(dict.fromkeys(names))
 
 
 def axis(entry: Robustness, owners: Owners) -> str:
+    """What the lines of one chart share."""
     held = entry.conditions
-    return f"{entry.over} {held.get('attack')} {held.get('norm')} {held.get('images')}{scale_words(entry, owners)}"
-
-
-def owner(path: Path, owners: Owners) -> Run | None:
-    """The run in whose folder, or in a folder of whose folder, a record lies."""
-    return next((owners[folder] for folder in list(path.parents)[:3] if folder in owners), None)
-
-
-def recipe_of(entry: Attack | Robustness, owners: Owners) -> dict[str, Any]:
-    held = owner(entry.path, owners)
-    recipe = entry.recipe if isinstance(entry, Attack) else {}
-    return recipe or (held.recipe if held is not None else {})
+    shared = (entry.over, held.get("attack"), held.get("norm"), held.get("images"), held.get("chance"))
+    return f"{shared} {data_of(entry, owners)} {scale_words(entry, owners)}"
 
 
 def named(entry: Attack | Robustness, owners: Owners) -> str:
@@ -109,26 +128,83 @@ def named(entry: Attack | Robustness, owners: Owners) -> str:
     return clipped(f"{operator(tree)}{norm}{trained}{half}")
 
 
-def attack_table(entries: Sequence[Attack], owners: Owners) -> Table:
+def attack_table(entries: Sequence[Attack], owners: Owners, tables: Tables) -> Table:
     """One row a recipe, one column an attack, over the seeds."""
-    attacks = list(dict.fromkeys(name for entry in entries for name in entry.attacks))
-    groups = grouped(entries, lambda entry: protocol(recipe) if (recipe := recipe_of(entry, owners)) else entry.name)
+    columns = columns_of(entries)
     rows, operators = [], []
-    for members in groups.values():
-        first = members[0]
-        told = tip(members, owners)
-        doubts = list(dict.fromkeys(doubt for entry in members for doubt in entry.doubts))
-        worst = [entry.worst for entry in members if entry.worst is not None]
-        clean = [entry.clean for entry in members if entry.clean is not None]
-        cells = [Cell(percent([m.attacks[name] for m in members if name in m.attacks]), tip=told) for name in attacks]
+    for members in by_recipe(entries, owners):
+        first, told = members[0], tip(members, owners)
+        cells = [Cell(percent(one_each(name, members, owners)[0]), tip=told) for name in columns]
+        doubts = attack_doubts(members, owners)
+        sentences = "\n".join(doubt.sentence for doubt in doubts)
         rows.append((
-            Cell(named(first, owners), remark=model_of(first, owners)), Cell(str(len(members))),
-            Cell(percent(clean), tip=told), *cells, Cell(percent(worst), tip=told),
-            Cell(f"{len(doubts)} ⚠" if doubts else MISSING, tip="\n".join(doubts), tone="worse" if doubts else ""),
+            Cell(named(first, owners), remark=model_of(first, owners)),
+            Cell(str(len(by_seed(members, owners)))), *cells,
+            Cell(str(len(doubts)) if doubts else MISSING, tip=sentences, sort=len(doubts),
+                 tone="worse" if doubts else "", doubted=bool(doubts)),
         ))  # fmt: skip
         operators.append(family(recipe_of(first, owners)))
-    columns = ("", "seeds", "clean", *attacks, "all of them", "doubts")
-    return Table(columns, tuple(rows), operators=tuple(operators), heading=heading(entries[0], owners))
+    missing = sum(cell.text == MISSING for row in rows for cell in row[2:-1])
+    table = Table(
+        ("", "seeds", *columns, "doubts"), tuple(rows), operators=tuple(operators),
+        heading=heading(entries[0], owners), table=tables_of(entries, tables), scale=scale_of(entries[0], owners),
+    )  # fmt: skip
+    return trimmed(table, missing)
+
+
+def by_recipe(entries: Sequence[Kind], owners: Owners) -> list[list[Kind]]:
+    """Entries about networks that differ in the seed alone; one that names no recipe stands alone."""
+    key = grouped(entries, lambda entry: protocol(recipe) if (recipe := recipe_of(entry, owners)) else entry.name)
+    return list(key.values())
+
+
+def by_seed(entries: Sequence[Kind], owners: Owners) -> dict[str, list[Kind]]:
+    return grouped(entries, lambda entry: seed_of(entry, owners) or entry.name)
+
+
+def columns_of(entries: Sequence[Attack]) -> tuple[str, ...]:
+    return ("clean", *dict.fromkeys(name for entry in entries for name in entry.attacks), "worst case")
+
+
+def attack_doubts(members: Sequence[Attack], owners: Owners) -> tuple[Doubt, ...]:
+    """What records say against their numbers, and where two records of a seed disagree."""
+    doubts = [doubt for entry in members for doubt in doubts_about(entry, owners)]
+    rivals = [doubt for name in columns_of(members) for doubt in one_each(name, members, owners)[1]]
+    return distinct([*doubts, *rivals])
+
+
+def accuracy(entry: Attack, name: str) -> float | None:
+    """The accuracy that a column of an attack table prints."""
+    return {"clean": entry.clean, "worst case": entry.worst}.get(name, entry.attacks.get(name))
+
+
+def one_each(name: str, entries: Sequence[Attack], owners: Owners) -> tuple[list[float], list[Doubt]]:
+    """One accuracy a seed, that of the first record that has it, and doubts where another record disagrees."""
+    values, doubts = [], []
+    for members in by_seed(entries, owners).values():
+        held = [(entry, value) for entry in members if (value := accuracy(entry, name)) is not None]
+        values += [value for _, value in held[:1]]
+        for entry, value in held[1:]:
+            if value != held[0][1]:
+                said = f"{name}: {entry.name} says {100 * value:.2f} % instead of {100 * held[0][1]:.2f} %"
+                doubts.append(
+                    Doubt(run_name(held[0][0], owners), f"{said}, and is not counted", seed_of(entry, owners))
+                )
+    return values, doubts
+
+
+def seed_of(entry: Attack | Robustness, owners: Owners) -> str:
+    recipe = recipe_of(entry, owners)
+    return clipped(recipe.get("seed", 0)) if recipe else ""
+
+
+def run_name(entry: Attack | Robustness, owners: Owners) -> str:
+    held = owner(entry.path, owners)
+    return entry.name if held is None else held.name
+
+
+def doubts_about(entry: Attack | Robustness, owners: Owners) -> list[Doubt]:
+    return [Doubt(run_name(entry, owners), text, seed_of(entry, owners)) for text in entry.doubts]
 
 
 def model_of(entry: Attack, owners: Owners) -> str:
@@ -147,35 +223,50 @@ def tip(entries: Sequence[Attack], owners: Owners) -> str:
     return "\n".join(lines)
 
 
-def curve_chart(entries: Sequence[Robustness], owners: Owners) -> Chart:
+def curve_chart(entries: Sequence[Robustness], owners: Owners, tables: Tables) -> Chart:
     """Accuracy over one axis under one set of conditions, a line a recipe."""
     first = entries[0]
     over_pixels = first.over == "epsilon" and first.conditions.get("norm") != "l2"
     scale = PIXELS if over_pixels else 100.0 if first.over == "outliers" else 1.0
     label = {"epsilon": "ε · 255" if over_pixels else "ε", "outliers": "% of points"}.get(first.over, first.over)
-    groups = grouped(entries, lambda entry: protocol(held) if (held := recipe_of(entry, owners)) else entry.name)
-    names = [named(members[0], owners) for members in groups.values()]
-    series = []
-    for name, color, members in zip(names, colors(names), groups.values(), strict=True):
-        lines = [tuple((scale * x, 100 * y) for x, y in sorted(entry.points)) for entry in members]
-        mean, band = mean_and_band(lines)
-        series.append(Series(name, mean, color, band=band, operator=family(recipe_of(members[0], owners))))
-    attack = first.conditions.get("attack")
-    chance = first.conditions.get("chance")
-    title = f"Accuracy under {clipped(attack)}" if attack else f"Accuracy over {first.over}"
-    marks = ((100 * chance, "chance"),) if is_number(chance) else ()
-    counted = first.conditions.get("images")
-    note = f"{counted:,} images" if isinstance(counted, int) and not isinstance(counted, bool) else ""
-    note += scale_words(first, owners)
-    doubts = len({doubt for entry in entries for doubt in entry.doubts})
-    note += f"; {doubts} doubts, see below" if doubts else ""
-    return Chart(
-        title,
-        label,
-        "%",
-        tuple(series[:MOST_LINES]),
-        " %",
-        note.removeprefix("; ").removeprefix(", "),
-        (0.0, 100.0),
-        references=marks,
+    found, doubts, groups = [], list[Doubt](), by_recipe(entries, owners)
+    for members in groups:
+        doubts += curve_doubts(members, owners)
+        firsts = [held[0] for held in by_seed(members, owners).values()]
+        mean, band = mean_and_band([tuple((scale * x, 100 * y) for x, y in sorted(one.points)) for one in firsts])
+        found += [(named(members[0], owners), family(recipe_of(members[0], owners)), mean, band)] if mean else []
+    drawn, cut = first_of(found, MOST_LINES, "lines")
+    chosen = colors([operator or name for name, operator, _, _ in drawn])
+    series = tuple(
+        Series(name, mean, color, band=band, operator=operator)
+        for (name, operator, mean, band), color in zip(drawn, chosen, strict=True)
     )
+    attack, chance = first.conditions.get("attack"), first.conditions.get("chance")
+    title = f"Accuracy under {clipped(attack)}" if attack else f"Accuracy over {first.over}"
+    apart = len(groups) - len(found)
+    notes = [curve_note(first, owners), cut, f"not drawn: {apart} whose seeds share no point" if apart else ""]
+    notes.append(f"{counted(len(distinct(doubts)))}, see above" if doubts else "")
+    return Chart(
+        title, label, "%", series, " %", "; ".join(filter(None, notes)), (0.0, 100.0),
+        references=((100 * chance, "chance"),) if is_number(chance) else (),
+        table=tables_of(entries, tables), scale=scale_of(first, owners),
+    )  # fmt: skip
+
+
+def curve_doubts(members: Sequence[Robustness], owners: Owners) -> tuple[Doubt, ...]:
+    """What records say against their curves, and where a seed has two curves under the same conditions."""
+    doubts = [doubt for entry in members for doubt in doubts_about(entry, owners)]
+    for group in grouped(members, lambda entry: axis(entry, owners)).values():
+        for first, *others in by_seed(group, owners).values():
+            for entry in others:
+                said = f"{entry.name} is another curve of this seed with other numbers, and is not drawn"
+                differs = sorted(entry.points) != sorted(first.points)
+                doubts += [Doubt(run_name(first, owners), said, seed_of(entry, owners))] if differs else []
+    return distinct(doubts)
+
+
+def curve_note(entry: Robustness, owners: Owners) -> str:
+    """The data set, the number of images and the scale."""
+    images = entry.conditions.get("images")
+    said = f"{images:,} images" if isinstance(images, int) and not isinstance(images, bool) else ""
+    return ", ".join(filter(None, (data_of(entry, owners), said, scale_words(entry, owners))))

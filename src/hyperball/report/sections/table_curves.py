@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import statistics
+from collections.abc import Sequence
 
-from hyperball.report.charts import Chart, Series
+from hyperball.report.charts import Chart, Series, apart
 from hyperball.report.page import Gallery
 from hyperball.report.sections import lines as curves
 from hyperball.report.sections.join import ERRORS, Joined
@@ -17,7 +18,10 @@ def convergence(joined: Joined) -> Gallery:
     """Test error (or accuracy) and loss over steps: one chart a column, one line a row."""
     with_runs = [line for line in joined.lines if line.runs and not joined.split(line.number.column)[1]]
     charts: list[Chart] = []
-    for column in list(dict.fromkeys(line.number.column for line in with_runs))[:MOST_CHARTS]:
+    columns, cut = curves.first_of(
+        list(dict.fromkeys(line.number.column for line in with_runs)), MOST_CHARTS, "columns"
+    )
+    for column in columns:
         groups = [
             (f"{line.number.row}, {line.variant}" if line.variant else line.number.row, line.operator, line.runs)
             for line in with_runs
@@ -25,12 +29,12 @@ def convergence(joined: Joined) -> Gallery:
         ]
         is_error = joined.table.metric in ERRORS
         value, word = (curves.error, "Test error") if is_error else (curves.accuracy, "Test accuracy")
-        shown = curves.run_chart(f"{word}: {column}", "%", groups, lambda run: run.evaluations, value, unit=" %")
+        shown = curves.run_chart(f"{word}, %: {column}", "", groups, lambda run: run.evaluations, value, unit=" %")
         losses = curves.run_chart(
             f"Test loss: {column}", "", groups, lambda run: run.evaluations, curves.loss, log=True
         )
         charts += [chart for chart in (shown, losses) if any(len(line.points) > 1 for line in chart.series)]
-    return Gallery("Convergence", tuple(charts))
+    return Gallery("Convergence", tuple(charts), f"{cut}." if cut else "")
 
 
 def outliers(joined: Joined) -> Gallery:
@@ -50,23 +54,32 @@ def outliers(joined: Joined) -> Gallery:
         if isinstance(line.number.published, int | float):
             theirs.setdefault(row, []).append((at, float(line.number.published)))
     names = list(dict.fromkeys([*ours, *theirs]))
-    color = dict(zip(names, curves.colors(names), strict=True))
+    plain = [Series(row, ((0.0, 0.0),), color) for row, color in zip(names, curves.colors(names), strict=True)]
+    style = {entry.name: (entry.color, entry.dash) for entry in apart(plain)}
     mine = tuple(
-        Series(row, tuple((x, y) for x, y, _ in sorted(points)), color[row], operator=operators[row],
-               band=tuple(width for _, _, width in sorted(points)) if any(width for _, _, width in points) else ())
+        Series(row, tuple((x, y) for x, y, _ in sorted(points)), style[row][0], dash=style[row][1],
+               operator=operators[row], band=band_of(sorted(points)))
         for row, points in ours.items() if len(points) > 1
     )  # fmt: skip
     paper_lines = tuple(
-        Series(row, tuple(sorted(points)), color[row], operator=operators[row], dashed=True)
+        Series(row, tuple(sorted(points)), style[row][0], operator=operators[row], dash=style[row][1])
         for row, points in theirs.items()
         if len(points) > 1
     )
-    label, scale = "%", (0.0, 100.0)
     charts = [
-        Chart("Under outliers: ours", "% of points", label, mine[: curves.MOST_LINES], " %", y_range=scale),
-        Chart("Under outliers: the paper", "% of points", label, paper_lines[: curves.MOST_LINES], " %", y_range=scale),
+        outlier_chart(f"Under outliers: {who}", held) for who, held in (("ours", mine), ("the paper", paper_lines))
     ]
     return Gallery("Against the share of outliers", tuple(chart for chart in charts if chart.series) if mine else ())
+
+
+def outlier_chart(title: str, series: Sequence[Series]) -> Chart:
+    drawn, cut = curves.first_of(series, curves.MOST_LINES, "lines")
+    return Chart(title, "% of points", "%", tuple(drawn), " %", cut, (0.0, 100.0))
+
+
+def band_of(points: Sequence[tuple[float, float, float]]) -> tuple[float, ...]:
+    """The widths of points (x, y, width), or nothing where all are 0."""
+    return tuple(width for _, _, width in points) if any(width for _, _, width in points) else ()
 
 
 def radii(joined: Joined) -> Gallery:
@@ -77,4 +90,5 @@ def radii(joined: Joined) -> Gallery:
         if run is not None and line.operator not in seen and sum(bool(p.radii) for p in run.evaluations) > 1:
             seen.add(line.operator)
             charts.append(curves.radii_chart(f"{line.number.row}, {joined.split(line.number.column)[0]}", run))
-    return Gallery("Learned radii", tuple(charts[:MOST_RADII]))
+    shown, cut = curves.first_of(charts, MOST_RADII, "networks")
+    return Gallery("Learned radii", tuple(shown), f"{cut}." if cut else "")
