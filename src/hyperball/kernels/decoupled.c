@@ -74,13 +74,13 @@ INLINE void scale(int angular, int wise, Run *r) {
     for (int64_t i = 0; i < r->count; i += LANES) {
         int64_t left = r->count - i, c = wise ? i : 0;
         vec s = *(const vec *)(r->s + i), y = read(r->y + i, left);
-        if (r->has_factor) s *= number(&r->of, FACTOR, c, wise);
         if (angular == COSINE) {
             y *= s;
         } else {
             if (!wise) n = lengths_at(r, i, wise), over = inverse(n);
             y = angle(angular, &r->of, c, wise, y * over).g * (n * s);
         }
+        if (r->has_factor) y *= number(&r->of, FACTOR, c, wise); /* last: s factor may be no number where n s is one */
         write(r->f + i, y, left);
     }
 }
@@ -92,21 +92,23 @@ INLINE void gather(Run *r, int what, int wise, int64_t i, vec value, vec *total)
 
 /* dy = v factor s g', dn = sum over channels of v factor (h' g - s g' c), and the sums over positions. */
 INLINE void pull(int angular, int wise, Run *r) {
-    vec total[SUMS] = {{0}}, along = splat(0), n = splat(*r->n), over = inverse(n), factor = splat(1);
+    vec total[SUMS] = {{0}}, along = splat(0), n = splat(*r->n), over = inverse(n);
     for (int64_t i = 0; i < r->count; i += LANES) {
         int64_t left = r->count - i, c = wise ? i : 0;
         vec s = *(const vec *)(r->s + i), h1 = *(const vec *)(r->curvature + i);
-        vec y = read(r->y + i, left), v = read(r->v + i, left), w = v * y, dy = v * s, reach = splat(1), dn;
+        vec y = read(r->y + i, left), v = read(r->v + i, left), w = v * y, reach = splat(1), dy, dn;
+        vec scaled = v;
+        if (r->has_factor) scaled *= number(&r->of, FACTOR, c, wise);
         if (!wise) n = lengths_at(r, i, wise), over = inverse(n);
         if (angular == COSINE) {
-            dn = w * (h1 - s);
+            dy = scaled * s, dn = scaled * y * (h1 - s);
         } else {
             vec cosine = y * over;
             Angle a = angle(angular, &r->of, c, wise, cosine);
-            w = v * a.g, reach = n, dy *= a.slope, dn = v * h1 * a.g - dy * cosine;
+            vec tilt = s * a.slope;
+            w = v * a.g, reach = n, dy = scaled * tilt, dn = scaled * (h1 * a.g - tilt * cosine);
             if (r->need & 1 << BY_ANGLE) gather(r, BY_ANGLE, wise, i, v * (n * s * a.partial), total);
         }
-        if (r->has_factor) factor = number(&r->of, FACTOR, c, wise), dy *= factor, dn *= factor;
         if (angular == COSINE && !wise) dn *= over;
         if (r->dy) write(r->dy + i, dy, left);
         if (wise) along += dn;

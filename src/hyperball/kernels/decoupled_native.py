@@ -18,12 +18,13 @@ from torch import Tensor
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
 from hyperball.kernels import dispatch, native
+from hyperball.kernels.memory import dense, is_channels_last, is_dense, is_narrow, is_plain, restored
 from hyperball.kernels.norms import inverse, patch_norm
-from hyperball.kernels.reading import can_look
 from hyperball.kernels.window import Window
 from hyperball.rows import AnyValue, Value, flatten, rebuild
 
-SOURCE = native.source("decoupled.c", "lanes.h", "decoupled_table.h", "decoupled_maps.h")
+HEADERS = ("lanes.h", "decoupled_table.h", "decoupled_maps.h")
+SOURCE = native.source("decoupled.c", *HEADERS, functions=("lengths", "epilogue"))
 MAGNITUDES = ("sphere", "ball", "tanh", "linear", "seg", "log", "mix", "barron")  # as numbered in C
 ANGULARS = ("linear", "cosine", "sigmoid", "square_cosine", "power", "rectified_cosine")
 ROWS = (
@@ -102,33 +103,6 @@ def refusal(magnitude: AnyValue, angular: Value) -> str:
     return "" if known == (magnitude.terms[0].row, angular.row) else "a row that is not the table's"
 
 
-def is_plain(*tensors: Tensor | None) -> bool:
-    """Whether all are ordinary float32 tensors of the CPU, and nothing records or transforms what is computed."""
-    if torch.compiler.is_compiling() or dispatch.is_exporting():
-        return False
-    if dispatch.is_transformed() or dispatch.has_tangents() or _modes():
-        return False
-    return all(_is_dense(t) for t in tensors if t is not None)
-
-
-def _modes() -> int:
-    """How many dispatch modes are active: they must see every operator."""
-    count = getattr(torch._C, "_len_torch_dispatch_stack", None)
-    return int(count()) if count else 0
-
-
-def _is_dense(t: Tensor) -> bool:
-    kind = type(t) in (Tensor, torch.nn.Parameter) and t.layout == torch.strided
-    return kind and t.device.type == "cpu" and t.dtype == torch.float32 and can_look(t)
-
-
-def is_channels_last(t: Tensor) -> bool | None:
-    """Whether the memory of t [batch, channels, *spatial] is dense with channels last, or as it is seen; else None."""
-    if t.is_contiguous():
-        return t.dim() == 2 or t.shape[2:].numel() == 1
-    return True if t.movedim(1, -1).is_contiguous() else None
-
-
 def serves(x: Tensor) -> bool:
     """Whether the lengths of x may be measured in C."""
     return is_plain(x) and x.numel() > 0 and is_channels_last(x) is not None and library().lengths is not None
@@ -151,19 +125,20 @@ class PatchNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
         n = measured(x, window)
-        ctx.window = window
+        ctx.window, ctx.shapes = window, (x.shape, n.shape)
         ctx.save_for_backward(x, n)
         ctx.set_materialize_grads(False)
         return n, x
 
     @staticmethod
     def backward(ctx: Any, grad_n: Tensor | None, grad_x: Tensor | None) -> tuple[Tensor | None, None]:
-        x, n = ctx.saved_tensors
         if grad_n is None:
             return grad_x, None
-        if torch.is_grad_enabled() or not is_plain(x, grad_n, grad_x):
+        x, n = restored(ctx.saved_tensors, ctx.shapes)
+        if torch.is_grad_enabled() or not is_plain(x, n, grad_n, grad_x):
             (along,) = replayed(lambda t: patch_norm(t, ctx.window), [x], [True], grad_n)
             return along if grad_x is None else grad_x + along, None
+        x, n = dense(x), n.contiguous()
         total = torch.zeros_like(x) if grad_x is None else grad_x
         if total.stride() != x.stride():
             total = torch.empty_like(x).copy_(total)
@@ -190,7 +165,7 @@ def measured(x: Tensor, window: Window) -> Tensor:
     ]
     n = x.new_empty(x.shape[0], window.groups, *sizes)
     if n.numel():
-        _lengths(x, window, n=n)
+        _lengths(x.contiguous() if is_narrow(x, window.groups) else x, window, n=n)
     return n
 
 
@@ -247,7 +222,7 @@ def finish(
     further = [(name, t) for name, t in (("factor", factor), ("stretch", stretch)) if t is not None]
     names = (*_names(magnitude), *("angle" for _ in angular_tensors), *(name for name, _ in further))
     tensors = [t.to(n.dtype) for t in (*radial_tensors, *angular_tensors, *(t for _, t in further))]
-    fit = all(_is_dense(t) and (t.numel() == 1 or tuple(t.shape) == (y.shape[1],)) for t in tensors)
+    fit = all(is_dense(t) and (t.numel() == 1 or tuple(t.shape) == (y.shape[1],)) for t in tensors)
     if not fit or is_channels_last(y) is None:
         return None
     split, end = len(radial_tensors), len(radial_tensors) + len(angular_tensors)
@@ -284,7 +259,7 @@ class Epilogue(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, call: Call, y: Tensor, n: Tensor, *tensors: Tensor) -> Tensor:
-        ctx.call = call
+        ctx.call, ctx.shapes = call, [t.shape for t in (y, n, *tensors)]
         ctx.save_for_backward(y, n, *tensors)
         f = torch.empty_like(y)
         _epilogue(call, y, n, tensors, f=f)
@@ -292,15 +267,16 @@ class Epilogue(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        call, (y, n, *tensors) = ctx.call, ctx.saved_tensors
-        needed = ctx.needs_input_grad[1:]
-        if torch.is_grad_enabled() or not is_plain(grad, y, n):
+        call, needed = ctx.call, ctx.needs_input_grad[1:]
+        y, n, *tensors = restored(ctx.saved_tensors, ctx.shapes)
+        if torch.is_grad_enabled() or not is_plain(grad, y, n, *tensors):
             return None, *replayed(call.eager, [y, n, *tensors], needed, grad)
+        y, n = dense(y), n.contiguous()
         if grad.stride() != y.stride():
             grad = torch.empty_like(y).copy_(grad)
         needs = {name: need for name, need in zip(call.tensors, needed[2:], strict=True) if need}
         which = sorted({SUMS.index(s) for name in needs for s in parts(call, name)})
-        sums = torch.zeros(len(SUMS), y.shape[1], dtype=torch.float64)
+        sums = torch.zeros(len(SUMS), y.shape[1], dtype=torch.float64, device=y.device)
         dy, dn = torch.empty_like(y) if needed[0] else None, torch.empty_like(n) if needed[1] else None
         outputs = {name: t for name, t in (("dy", dy), ("dn", dn)) if t is not None}
         _epilogue(call, y, n, tensors, need=sum(1 << k for k in which), v=grad, sums=sums, **outputs)
@@ -352,8 +328,14 @@ def _epilogue(call: Call, y: Tensor, n: Tensor, tensors: Sequence[Tensor], need:
         if "dn" in outputs:
             outputs["dn"].zero_()
         return
+    if is_narrow(y, call.groups):
+        return _positionwise(call, y, n, tensors, need, outputs)
     given = {name: t.detach().contiguous() for name, t in zip(call.tensors, tensors, strict=True)}
-    given |= {name: torch.tensor(call.numbers[name]) for name in GIVEN if name in call.numbers}
+    given |= {
+        name: torch.tensor(call.numbers[name], dtype=torch.float32, device="cpu")
+        for name in GIVEN
+        if name in call.numbers
+    }
     job = Job(
         y=y.data_ptr(),
         n=n.data_ptr(),
@@ -377,3 +359,14 @@ def _epilogue(call: Call, y: Tensor, n: Tensor, tensors: Sequence[Tensor], need:
     )
     if function(ctypes.byref(job)):
         raise MemoryError("a decoupled layer ran out of memory")
+
+
+def _positionwise(
+    call: Call, y: Tensor, n: Tensor, tensors: Sequence[Tensor], need: int, outputs: dict[str, Tensor]
+) -> None:
+    """`_epilogue` with the positions of a channel beside each other, on copies."""
+    held = {name: t.contiguous() if name == "v" else t for name, t in outputs.items()}
+    written = {name: torch.empty_like(y, memory_format=torch.contiguous_format) for name in ("f", "dy") if name in held}
+    _epilogue(call, y.contiguous(), n, tensors, need, **(held | written))
+    for name, copy in written.items():
+        outputs[name].copy_(copy)

@@ -1,18 +1,21 @@
 """C sources that the system's compiler builds at first use: where the libraries lie, and why there may be none.
 
 A library lies in a folder of the user's cache, under a name made of the sources, the flags, the compiler, the C library
-and the processor, so that a home shared between machines is safe. It is written beside its place and renamed, so that
-no process ever loads half a file, and loaded only if nobody else could have written it. Without a compiler, or without
-such a folder, there is no library, the reason says so, and the eager twin runs.
+and the processor, so that a home shared between machines is safe, and of its own bytes, so that a damaged one is told
+before it is loaded, and built again. It is written beside its place, tried and renamed, so that no process ever loads
+half a file, and loaded only if nobody else could have written it. The compiler is asked for its version each time:
+without one, or without such a folder, there is no library, the reason says so, and the eager twin runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import stat
 import subprocess
@@ -28,11 +31,12 @@ BUILD_SECONDS = 120
 
 
 class Source(NamedTuple):
-    """A C file, the headers that it includes, and the flags of its own."""
+    """A C file, the headers that it includes, the flags of its own, and the functions that it must have."""
 
     main: Path
     headers: tuple[Path, ...]
     flags: tuple[str, ...]
+    functions: tuple[str, ...] = ()
 
 
 class Loaded(NamedTuple):
@@ -42,22 +46,22 @@ class Loaded(NamedTuple):
     reason: str
 
 
-def source(name: str, *headers: str, flags: tuple[str, ...] = ("-O3",)) -> Source:
+def source(name: str, *headers: str, flags: tuple[str, ...] = ("-O3",), functions: tuple[str, ...] = ()) -> Source:
     """The C file of that name beside this module, with its headers."""
     folder = Path(__file__).parent
-    return Source(folder / name, tuple(folder / header for header in headers), flags)
+    return Source(folder / name, tuple(folder / header for header in headers), flags, functions)
 
 
 def load(code: Source) -> Loaded:
     """The library of a source, built if it is not in the cache yet."""
     if sys.platform == "win32":
         return Loaded(None, "no C path on Windows")
-    compiler = find_compiler()
-    if compiler is None:
-        return Loaded(None, "no C compiler found (cc, gcc, clang or $CC)")
     try:
-        return Loaded(ctypes.CDLL(str(_built(compiler, code))), f"{code.main.name} compiled by {Path(compiler).name}")
-    except (OSError, RuntimeError, AttributeError, subprocess.SubprocessError) as error:
+        compiler = find_compiler()
+        if compiler is None:
+            return Loaded(None, "no C compiler found (cc, gcc, clang or $CC)")
+        return Loaded(_library(compiler, code), f"{code.main.name} compiled by {Path(compiler[0]).name}")
+    except (OSError, RuntimeError, ValueError, subprocess.SubprocessError) as error:
         return Loaded(None, f"building {code.main.name} failed: {_first_line(error)}")
 
 
@@ -65,15 +69,17 @@ def cache_folder() -> Path:
     """The user's cache folder of this library: HYPERBALL_CACHE, or hyperball under XDG_CACHE_HOME or ~/.cache."""
     given = os.environ.get("HYPERBALL_CACHE")
     if given:
-        return Path(given)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hyperball"
+        return Path(given).resolve()
+    return (Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hyperball").resolve()
 
 
-def find_compiler() -> str | None:
-    """The C compiler: $CC, or the first of cc, gcc and clang on the path."""
-    return next(
-        (found for name in (os.environ.get("CC"), "cc", "gcc", "clang") if name and (found := shutil.which(name))), None
-    )
+def find_compiler() -> tuple[str, ...] | None:
+    """The command that starts the C compiler: $CC, which may hold arguments, or the first of cc, gcc and clang."""
+    for command in (shlex.split(os.environ.get("CC", "")), ["cc"], ["gcc"], ["clang"]):
+        found = shutil.which(command[0]) if command else None
+        if found:
+            return found, *command[1:]
+    return None
 
 
 @functools.cache
@@ -85,13 +91,19 @@ def thread_pool() -> int | None:
         return None
 
 
-def fingerprint(compiler: str, code: Source) -> str:
+def fingerprint(compiler: tuple[str, ...], code: Source) -> str:
     """A name for what is built: sources, flags, compiler, C library and processor."""
-    version = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=BUILD_SECONDS, check=True)
+    command = [*compiler, "--version"]
+    version = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=True)
     texts = tuple(path.read_text() for path in (code.main, *code.headers))
     built_for = (platform.machine(), platform.libc_ver(), features())
     parts = (texts, FLAGS, TUNING, code.flags, compiler, version.stdout, built_for)
     return hashlib.sha256(repr(parts).encode()).hexdigest()[:24]
+
+
+def digest(path: Path) -> str:
+    """A name for the bytes of a file."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:24]
 
 
 def features() -> list[str]:
@@ -103,32 +115,50 @@ def features() -> list[str]:
     return sorted({line for line in lines if line.startswith(("flags", "Features", "features", "model name"))})
 
 
-def _built(compiler: str, code: Source) -> Path:
-    """The path of the library, built if it is not there."""
+def _library(compiler: tuple[str, ...], code: Source) -> ctypes.CDLL:
+    """The library in the cache, or a fresh one where none there is whole."""
     folder = cache_folder()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     _refuse_foreign(folder)
-    path = folder / f"{code.main.stem}-{fingerprint(compiler, code)}.so"
-    if not path.exists():
-        _build(compiler, code, path)
-    _refuse_foreign(path)
-    return path
+    _refuse_open_above(folder)
+    stem = f"{code.main.stem}-{fingerprint(compiler, code)}"
+    for path in sorted(folder.glob(f"{stem}*.so")):
+        _refuse_foreign(path)
+        if path.name == f"{stem}-{digest(path)}.so":  # one that lacks bytes would end the process
+            with contextlib.suppress(OSError):
+                return _opened(path, code)
+        path.unlink(missing_ok=True)
+    return _built(compiler, code, folder, stem)
 
 
-def _build(compiler: str, code: Source, path: Path) -> None:
-    """Compile to the given path, with the first tuning that the compiler accepts."""
-    handle, draft = tempfile.mkstemp(dir=path.parent, suffix=".so")
+def _opened(path: Path, code: Source) -> ctypes.CDLL:
+    """The library at a path, with all its functions."""
+    library = ctypes.CDLL(str(path))
+    missing = [name for name in code.functions if not hasattr(library, name)]
+    if missing:
+        raise OSError(f"{path.name} has no {', '.join(missing)}")
+    return library
+
+
+def _built(compiler: tuple[str, ...], code: Source, folder: Path, stem: str) -> ctypes.CDLL:
+    """Compile with the first tuning that the compiler accepts, try the library, and put it into the cache."""
+    handle, name = tempfile.mkstemp(dir=folder, suffix=".so")
     os.close(handle)
+    draft = Path(name)
     try:
         for tuning in TUNING if features() else ((),):
-            command = [compiler, *FLAGS, *tuning, *code.flags, str(code.main), "-o", draft, "-lm"]
+            command = [*compiler, *FLAGS, *tuning, *code.flags, str(code.main), "-o", name, "-lm"]
             done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_SECONDS, check=not tuning)
             if done.returncode == 0:
                 break
-        os.chmod(draft, 0o700)  # a linker goes by the umask, which may let the group write
-        os.replace(draft, path)
+        draft.chmod(0o700)  # a linker goes by the umask, which may let the group write
+        library = _opened(draft, code)
+        with draft.open("rb") as written:
+            os.fsync(written.fileno())  # else the name may outlive a crash and the bytes not
+        draft.replace(folder / f"{stem}-{digest(draft)}.so")
+        return library
     finally:
-        Path(draft).unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def _refuse_foreign(path: Path) -> None:
@@ -138,7 +168,15 @@ def _refuse_foreign(path: Path) -> None:
         raise PermissionError(f"{path} may be written by others; set HYPERBALL_CACHE to a folder that may not")
 
 
+def _refuse_open_above(folder: Path) -> None:
+    """Where all may rename the folder away, all may put another in its place."""
+    for above in folder.parents:
+        mode = above.stat().st_mode
+        if mode & stat.S_IWOTH and not mode & stat.S_ISVTX:
+            raise PermissionError(f"{above} may be written by all; set HYPERBALL_CACHE to a folder elsewhere")
+
+
 def _first_line(error: Exception) -> str:
     told = getattr(error, "stderr", None) or str(error)
     lines = (told.decode(errors="replace") if isinstance(told, bytes) else told).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
+    return next((line for line in lines if "error" in line), lines[0] if lines else type(error).__name__)

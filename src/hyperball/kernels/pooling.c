@@ -197,8 +197,10 @@ static void gather_lanes(Tile *t, vec *low, vec *high, ivec *broken) { /* what `
     if (!all(~*broken)) *broken = ~(ivec){0};
 }
 
-/* Stores the answer of a row alone if Newton finds it without more ado. */
-static int solve_plainly(const Job *job, Tile *t, const REAL *from, int64_t row, int64_t n, ivec unusable) {
+/* Stores the answer of a row alone if Newton finds it without more ado. Inlined, it breaks GCC 12 where vectors of two
+   doubles are all there is. */
+static __attribute__((noinline)) int solve_plainly(const Job *job, Tile *t, const REAL *from, int64_t row, int64_t n,
+                                                   ivec unusable) {
     ivec taken = {0};
     vec y;
     if (n % LANES != 0 || n < 4 * LONG || !all(~unusable & ~(t->c > LARGE_C))) return 0;
@@ -241,6 +243,7 @@ static void pool_rows(Worker *k, int64_t first, int64_t count, int alone) {
         k->tile[i] = k->tile[0];
         if (weighted) k->weights[i] = 0;
     }
+    if (job->w) level(k->weights, alone ? (longest + LANES - 1) / LANES : longest, alone);
     if (alone && !weighted && job->penalty < WELSCH && solve_plainly(job, &t, from, first, longest, unusable)) return;
     t.n = alone ? (longest + LANES - 1) / LANES : longest;
     vec low, high;
@@ -318,6 +321,7 @@ static void pull_row(Worker *k, int64_t r) {
     t.x = k->tile, t.w = w, t.widths = &n, t.alone = 1, t.n = (n + LANES - 1) / LANES, t.wide = 1;
     t.has_tail = !w && n % LANES != 0;
     for (int l = 0; t.has_tail && l < LANES; ++l) t.tail[l] = l < n % LANES;
+    if (w) level(w, t.n, 1);
     bound(k->tile, k->tile, t.n);
     y = y < -HUGEST ? -HUGEST : y > HUGEST ? HUGEST : y;
     if (t.c[0] > LARGE_C) {

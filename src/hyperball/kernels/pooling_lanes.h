@@ -13,6 +13,22 @@ typedef struct { /* a row a lane, or one row alone; n is in vectors, and the las
     vec tail, total, c, over_c, far, power, shape;
 } Tile;
 
+/* Each row's weights times the power of two that brings the greatest near 1: only their ratios count, and products
+   with samples that are as small must not vanish. */
+static void level(REAL *w, int64_t n, int alone) {
+    vec most = splat(0), factor = splat(1);
+    for (int64_t i = 0; i < n; ++i) most = vmax(most, *(const vec *)(w + i * LANES));
+    if (alone) most = splat(-least(-most));
+    ivec kept = ~(most > 0) | ((most >= (REAL)0.5) & (most < 2)) | (most > 8 * HUGEST);
+    if (all(kept)) return;
+    for (int l = 0, exponent; l < LANES; ++l) {
+        if (kept[l]) continue;
+        frexp(most[l], &exponent);
+        factor[l] = (REAL)ldexp(1, exponent < 1 - BIAS ? BIAS - 1 : -exponent);
+    }
+    for (int64_t i = 0; i < n; ++i) *(vec *)(w + i * LANES) *= factor;
+}
+
 /* psi, psi' and the gain s = psi/z of a penalty. */
 INLINE void influence(int penalty, int fine, const Tile *t, vec z, vec *psi, vec *curvature, vec *gain) {
     if (penalty == HUBER || penalty == LONE_HUBER) {

@@ -18,8 +18,8 @@ from hyperball.kernels import native
 PENALTIES = ("huber", "pseudo_huber", "barron", "welsch", "truncated_quadratic", "absolute")  # as numbered in C
 HEADERS = ("lanes.h", "pooling_lanes.h", "pooling_newton.h", "pooling_global.h")
 SOURCES = {
-    torch.float32: native.source("pooling.c", *HEADERS),
-    torch.float64: native.source("pooling.c", *HEADERS, flags=("-O3", "-DDOUBLE")),
+    torch.float32: native.source("pooling.c", *HEADERS, functions=("pool",)),
+    torch.float64: native.source("pooling.c", *HEADERS, flags=("-O3", "-DDOUBLE"), functions=("pool",)),
 }
 
 POINTER = ctypes.POINTER(ctypes.c_int64)
@@ -77,7 +77,7 @@ def _one_or_each(parameter: float | Tensor, rows: int, like: Tensor) -> tuple[An
     if not isinstance(parameter, Tensor):
         number = (ctypes.c_double if like.dtype == torch.float64 else ctypes.c_float)(parameter)
         return number, ctypes.addressof(number), 0
-    parameter = parameter.detach().to(like.dtype)
+    parameter = parameter.detach().to(like.device, like.dtype).resolve_neg()
     if not any(parameter.stride()):
         return parameter, parameter.data_ptr(), 0
     parameter = parameter.reshape(rows).contiguous()
@@ -114,6 +114,9 @@ def _run(
         return
     _c, c_address, c_step = _one_or_each(c, rows, x)
     _shape, shape_address, shape_step = _one_or_each(shape, rows, x)
+    if bases is None:  # ragged rows reach beyond the taps, which a copy would not
+        x = x.resolve_neg()
+        weights = None if weights is None else weights.detach().to(x.device, x.dtype).resolve_neg()
     weights = None if weights is None else weights.expand(x.shape)
     layout, row_dims = _layout(x, weights, split, bases is not None)
     sizes, x_strides, *rest = zip(*layout, strict=True) if layout else ((), ())
@@ -160,7 +163,7 @@ def pool(
     step from sample to sample; `bases` says where each row begins and `lengths` how long it is.
     """
     y = x.new_empty(x.shape[: x.dim() - tap_dims] if bases is None else bases.shape)
-    steps = torch.empty(y.shape, dtype=torch.int32)
+    steps = torch.empty(y.shape, dtype=torch.int32, device=x.device)
     _run(x, weights, penalty, c, shape, tap_dims, y, bases, lengths, steps=steps)
     return y, steps
 
@@ -177,7 +180,7 @@ def pull(
     tap_dims: int,
 ) -> tuple[Tensor, Tensor]:
     """(the gradient of every tap, [*rows, *taps]; that of every row's c, [*rows]) from the gradient of y."""
-    share, radius = torch.empty(x.shape, dtype=x.dtype), torch.empty(y.shape, dtype=x.dtype)
-    v = grad.to(x.dtype).contiguous()
-    _run(x, weights, penalty, c, shape, tap_dims, y.contiguous(), v=v, share=share, radius=radius)
+    share, radius = (torch.empty(t.shape, dtype=x.dtype, device=x.device) for t in (x, y))
+    y, v = (t.detach().to(x.device, x.dtype).resolve_neg().contiguous() for t in (y, grad))
+    _run(x, weights, penalty, c, shape, tap_dims, y, v=v, share=share, radius=radius)
     return share, radius

@@ -86,7 +86,7 @@ def solve_segments(x: Tensor, weights: Tensor | None, offsets: Tensor, value: Va
     if kernel == "native":
         name, c, shape = native_penalty(value)
         x, lengths = x.contiguous(), offsets.diff().unsqueeze(1).expand(segments, columns).contiguous()
-        bases = (offsets[:-1].unsqueeze(1) * columns + torch.arange(columns)).contiguous()
+        bases = (offsets[:-1].unsqueeze(1) * columns + torch.arange(columns, device=x.device)).contiguous()
         longest = int(lengths.max()) if lengths.numel() else 0
         taps = x.new_empty(0) if longest == 0 else x[:longest, 0]
         if taps.numel():
