@@ -161,8 +161,9 @@ def test_published_numbers_of_poolings_and_projections_are_the_papers():
     tested = published()["ddn_pooling_test_outliers"]["cells"]
     for entry in trained("pooling-test-outliers").select(["published"]).entries:
         assert {k.split()[0]: v for k, v in entry.published_conditions.items()} == {
-            share: pair[0] for share, pair in tested[entry.row].items()
+            share: pair[0] for share, pair in tested[entry.row].items() if share != "0"
         }
+        assert entry.published == tested[entry.row]["0"][0]
     for data in ("cifar10", "imagewoof"):
         facts = published()[f"ddn_projection_{data}"]["cells"]["resnet18"]
         for entry in trained(f"projections-{data}").select(["published"]).entries:
@@ -392,3 +393,12 @@ def test_pictures_are_drawn_from_finished_runs(tmp_path: Path):
 
 def test_scales_have_folders_of_their_own():
     assert len({f"{name}-{scale}" for name in TABLES for scale in SCALES}) == len(TABLES) * len(SCALES)
+
+
+def test_projections_say_which_networks_are_not_built_and_how_large_images_are():
+    made = trained("projections-cifar10")
+    assert "googlenet, densenet121, alexnet, vgg11" in made.all_notes[-1]
+    assert "224×224" in made.all_notes[-1]
+    for scale in ("paper", "quarter"):
+        assert "32×32 instead of 224×224" in made.words(scale)
+    assert "all else as published" in trained("dcnet-table3").words("half")

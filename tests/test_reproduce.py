@@ -87,6 +87,10 @@ def test_several_tables_are_made_one_after_the_other(capsys):
         (["dcnet-tabel3"], "did you mean 'dcnet-table3'"),
         (["dcnet-table3", "--cells", "tank", "--dry-run"], "did you mean 'tanh'"),
         (["dcnet-table3", "--time-limit", "0"], "--time-limit must be > 0"),
+        (["dcnet-table3", "--time-limit", "nan"], "--time-limit must be > 0, got nan"),
+        (["pooling-runtime", "--cells", "huber"], "takes no --cells"),
+        (["pooling-runtime", "--seeds", "2"], "takes no --seeds"),
+        (["projections-runtime", "--scale", "half"], "must be one of quick, paper, got half"),
         (["dcnet-table3", "--seeds", "0"], "--seeds must be >= 1"),
         (["--markdown", "no-such-folder"], "is no folder"),
     ],
@@ -166,3 +170,86 @@ def test_a_stale_file_is_named_and_then_filled(tmp_path, capsys):
     assert main(command) == 0
     assert main([*command, "--check"]) == 0
     assert markdown.NOTHING in path.read_text()
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("no marker", "there is no marker"),
+        ("<!-- results: summary -->\n<!-- results: dcnet-table3 -->\n<!-- /results -->\n", "2 that begin, 1 that end"),
+        ("<!-- results: summary -->\n<!-- /results -->\n<!-- /results -->\n", "1 that begin, 2 that end"),
+        ("<!-- results: sum mary -->\n<!-- /results -->\n", "and 0 pairs"),
+    ],
+)
+@pytest.mark.parametrize("options", [[], ["--check"]])
+def test_markers_that_are_no_pairs_are_refused(text, message, options, tmp_path, capsys):
+    path = tmp_path / "a.md"
+    path.write_text(text)
+    assert main(["reproduce", "--markdown", str(tmp_path), "--into", str(path), *options]) == 2
+    assert message in capsys.readouterr().err
+    assert path.read_text() == text
+
+
+def kept_record(tiny, folder: Path, **changes) -> Path:
+    """A record of the table's first cell, without training."""
+    recipe = tiny.entries[0].recipe.override({"seed": 0}).to_dict()
+    last = {"top1": 0.25, "map_raw": 0.5}
+    tree = {
+        "recipe": recipe, "status": "finished", "results": {"last": last, "best": last, "first_epoch": last},
+        "conditions": {}, "engine": {}, "environment": {}, "timing": {"seconds": 1.0}, **changes,
+    }  # fmt: skip
+    place = folder / "tiny-paper" / "mean--clean" / "seed-0"
+    place.mkdir(parents=True)
+    (place / "recipe.json").write_text(json.dumps(recipe))
+    (place / "record.json").write_text(json.dumps(tree))
+    return place / "record.json"
+
+
+def test_a_broken_record_is_named_and_left_out(tiny, tmp_path, capsys):
+    path = kept_record(tiny, tmp_path, results={"last": {"top1": "x"}})
+    assert main(["reproduce", "--markdown", str(tmp_path)]) == 0
+    assert f"left out {path}: `results.last.top1` must be a number, got 'x'" in capsys.readouterr().err
+    assert "1 records of other recipes are left out" in markdown.made("tiny", tmp_path)
+
+
+def test_a_network_that_did_not_converge_is_shown_as_the_papers_do(tiny, tmp_path):
+    kept_record(tiny, tmp_path, status="diverged", results={}, failure={"step": 7, "where": "layer a"})
+    text = markdown.made("tiny", tmp_path)
+    assert "| mean | clean | N/C | – | 80.0 | – | 0 |" in text
+    assert "1 of 2 numbers" in text
+    assert "1 of 2" in markdown.summary(tmp_path)
+
+
+TIMES = {"experiment": "timed", "metric": "ms", "protocol": "p", "environment": {"device": "another GPU"}}
+
+
+@pytest.fixture
+def timed(monkeypatch):
+    subjects = (Subject("a", "forward", 2.5, lambda device: lambda: None),)
+    made = Timing("timed", "Times", "nobody", "milliseconds", lambda scale: subjects, lambda scale: "nothing")
+    monkeypatch.setitem(tables.TABLES, "timed", lambda: made)
+
+
+def test_a_broken_table_of_times_is_named_and_left_out(timed, tmp_path, capsys):
+    path = tmp_path / "timed-paper" / "table.json"
+    path.parent.mkdir()
+    path.write_text(json.dumps({**TIMES, "numbers": [{"row": "a", "column": "b", "mean": "x", "published": None}]}))
+    assert markdown.made("timed", tmp_path) == markdown.NOTHING
+    assert f"left out {path}" in capsys.readouterr().err
+
+
+def test_a_kept_table_of_another_device_is_not_written_over(timed, tmp_path, capsys):
+    path = tmp_path / "kept" / "timed-quick" / "table.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps({**TIMES, "numbers": []}))
+    command = ["reproduce", "timed", "--scale", "quick", "--accelerator", "cpu", "--out", str(tmp_path / "runs")]
+    assert main([*command, "--collect", str(tmp_path / "kept")]) == 0
+    assert f"kept {path} as it is: it was measured on another GPU" in capsys.readouterr().out
+    assert json.loads(path.read_text())["numbers"] == []
+
+
+def test_times_end_with_the_time(timed, tmp_path, capsys):
+    command = ["reproduce", "timed", "--scale", "quick", "--out", str(tmp_path), "--time-limit", "1e-9"]
+    assert main(command) == 130
+    assert "the time was over" in capsys.readouterr().err
+    assert not list(tmp_path.rglob("table.json"))

@@ -12,10 +12,11 @@ from torch import nn
 
 pytest.importorskip("lightning_fabric")
 
-from hyperball.attacks import evaluate_robustness
+from hyperball.attacks import RecordError, evaluate_robustness
 from hyperball.experiments import attacked
 from hyperball.experiments.attack_jobs import attack_jobs, doubts_of, source_job, with_attacks
-from hyperball.experiments.attacked import AttackJob, attack_cell, is_done
+from hyperball.experiments.attack_state import is_done
+from hyperball.experiments.attacked import AttackJob, attack_cell
 from hyperball.experiments.cell import train_cell
 from hyperball.experiments.collecting import collect
 from hyperball.experiments.grid import Cell
@@ -202,6 +203,102 @@ def test_records_are_kept_with_the_runs_and_the_source(place, tmp_path):
     assert not list(tmp_path.rglob("*.safetensors"))
     folders = {0: tmp_path / jobs[0].cell.name}
     assert [name for name, _, found in attacked_numbers(PLAN, folders) if found] == ["fgsm", "transfer fgsm", "noise"]
+
+
+OTHER_PLANS = {
+    "epsilon": (replace(MAIN, epsilons=("8/255",)), "`epsilon` is 0.0627"),
+    "images": (replace(MAIN, images=30), "`images` is 60 there and 30 here"),
+    "checks": (replace(MAIN, checks=9), "`check_images` is 8 there and 9 here"),
+    "budgets": (replace(SWEEP, epsilons=("0", "4/255", "255/255")), "`epsilons` is"),
+    "images of a sweep": (replace(SWEEP, images=20), "`images` is 30 there and 20 here"),
+}
+
+
+@pytest.mark.parametrize("part, message", OTHER_PLANS.values(), ids=OTHER_PLANS)
+def test_a_changed_plan_is_not_answered_with_the_numbers_of_another(place, part, message):
+    _, _, everything = place
+    job = replace(next(job for job in everything if isinstance(job, AttackJob)), parts=(part,))
+    assert message in job.missing()
+    assert not is_done(job.folder, part)
+    with pytest.raises(RecordError, match="of another plan"):
+        run(job)
+
+
+def test_a_further_attack_of_a_part_is_to_be_run(place):
+    _, _, everything = place
+    more = replace(MAIN, attacks={**MAIN.attacks, "bim": "bim"})
+    job = replace(next(job for job in everything if isinstance(job, AttackJob)), parts=(more,))
+    assert job.missing() == "attacks are to be run: images"
+
+
+def test_attacks_on_other_weights_are_not_those_of_the_network(place):
+    _, _, everything = place
+    job = next(job for job in everything if isinstance(job, AttackJob))
+    path = job.folder / "attacks" / "weights.json"
+    before = path.read_text()
+    try:
+        path.write_text(json.dumps({**json.loads(before), "network": "0" * 64}))
+        assert "attacks on other weights of the network" in job.missing()
+        with pytest.raises(RecordError, match="other weights"):
+            run(job)
+    finally:
+        path.write_text(before)
+    assert job.is_done
+
+
+def test_kept_numbers_of_another_plan_are_named_and_left_out(place, tmp_path, capsys):
+    _, jobs, everything = place
+    collect(everything, tmp_path)
+    folders = {0: tmp_path / jobs[0].cell.name}
+    changed = replace(PLAN, parts=(replace(MAIN, epsilons=("8/255",)), SWEEP))
+    found = {name: values for name, _, values in attacked_numbers(changed, folders)}
+    assert (found["fgsm"], list(found["noise"])) == ({}, [0])
+    assert "fgsm is of another plan: `epsilon` is" in capsys.readouterr().err
+
+
+def broken_records():
+    yield "no keys", {"kind": "robust cell"}
+    yield "no doubts", {"doubts": None}
+    yield "no lines", {"attacks": [3]}
+    yield "a word for a number", {"attacks": [{"name": "fgsm", "accuracy": "x", "epsilon": 1.0, "published": None}]}
+
+
+@pytest.mark.parametrize("changes", [pytest.param(tree, id=name) for name, tree in broken_records()])
+def test_a_broken_record_of_attacks_is_named_and_left_out(place, changes, tmp_path, capsys):
+    _, jobs, everything = place
+    collect(everything, tmp_path)
+    path = tmp_path / jobs[0].cell.name / "robustness.json"
+    path.write_text(json.dumps({**({} if "kind" in changes else record(jobs[0])), **changes}))
+    kept = jobs_of(TABLE, [0], tmp_path)
+    lines = {(line.row, line.column): line.values for line in compare(TABLE, kept)}
+    assert lines["baseline", "natural, fgsm"] == ()
+    assert lines["tanh", "natural, fgsm"] != ()
+    assert all("baseline" not in text for text in doubts_of(TABLE, kept))
+    assert f"left out {path}" in capsys.readouterr().err
+
+
+def test_notes_say_what_is_attacked_at_the_scale():
+    quick, whole = (table7().at(scale).all_notes[-1] for scale in ("quick", "paper"))
+    assert "square at 8/255 on 40 images" in quick
+    assert "masking checks on 16" in quick
+    assert "auto" not in quick
+    assert "square, auto at 8/255 on 1,000 images" in whole
+    assert "for the first seed auto on all images at 8/255 on all images" in whole
+
+
+def test_a_network_that_did_not_converge_has_nothing_to_attack(place, tmp_path, capsys):
+    _, jobs, everything = place
+    job = next(job for job in everything if isinstance(job, AttackJob))
+    tree = json.loads((jobs[0].folder / "record.json").read_text())
+    failure = {"step": 3, "where": "layer a"}
+    for name in ("recipe.json", "record.json"):
+        (tmp_path / name).write_text((jobs[0].folder / name).read_text())
+    (tmp_path / "record.json").write_text(json.dumps({**tree, "status": "diverged", "results": {}, "failure": failure}))
+    moved = replace(job, folder=tmp_path)
+    assert moved.is_done
+    run(moved)
+    assert "nothing to attack" in capsys.readouterr().out
+    assert not (tmp_path / "robustness.json").exists()
 
 
 class Stub(Job):

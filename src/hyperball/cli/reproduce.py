@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 import argparse
+import math
 import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyperball.cli.grid import as_interrupt, conclude, speak
+from hyperball.cli.grid import INTERRUPTED, as_interrupt, conclude, speak
 from hyperball.cli.parsing import UsageError, parser
+from hyperball.experiments.scales import SCALES, Scale
 
 if TYPE_CHECKING:
+    from hyperball.experiments.runners import End, Job
     from hyperball.experiments.runtime import Timing
     from hyperball.experiments.table import Experiment
-
-SCALES = ("quick", "quarter", "half", "paper")
 
 
 def reproduce(given: Sequence[str]) -> int:
@@ -30,15 +32,33 @@ def reproduce(given: Sequence[str]) -> int:
     for name in ("seeds", "jobs"):
         if getattr(own, name) < 1:
             raise UsageError(f"--{name} must be >= 1, got {getattr(own, name)}")
-    if own.time_limit is not None and own.time_limit <= 0:
+    if own.time_limit is not None and not own.time_limit > 0:
         raise UsageError(f"--time-limit must be > 0, got {own.time_limit:g}")
     from hyperball.experiments.tables import experiment
 
     chosen = [experiment(name) for name in own.tables]
+    for table in chosen:
+        check_use(table, own)
     signal.signal(signal.SIGTERM, as_interrupt)
-    over = None if own.time_limit is None else time.monotonic() + own.time_limit
-    codes = [make(table, own, None if over is None else over - time.monotonic()) for table in chosen]
-    return max(codes)
+    over = math.inf if own.time_limit is None else time.monotonic() + own.time_limit
+    return max([make(table, own, over) for table in chosen])
+
+
+def check_use(table: Experiment | Timing, own: argparse.Namespace) -> None:
+    """Refuse what a table of times has no use for."""
+    from hyperball.experiments.runtime import TIMED_SCALES, Timing
+
+    if not isinstance(table, Timing):
+        return
+    for option, given, default in (
+        ("--cells", own.cells, ""),
+        ("--seeds", own.seeds, 1),
+        ("--first-seed", own.first_seed, 0),
+    ):
+        if given != default:
+            raise UsageError(f"{table.name} is a table of times, without cells and seeds: it takes no {option}")
+    if own.scale not in TIMED_SCALES:
+        raise UsageError(f"--scale of {table.name} must be one of {', '.join(TIMED_SCALES)}, got {own.scale}")
 
 
 def options() -> argparse.ArgumentParser:
@@ -69,25 +89,34 @@ def options() -> argparse.ArgumentParser:
     return made
 
 
-def make(table: Experiment | Timing, own: argparse.Namespace, seconds: float | None) -> int:
-    """One table: a measurement of times, or the training of its cells."""
+def make(table: Experiment | Timing, own: argparse.Namespace, over: float) -> int:
+    """One table, until the time is over: a measurement of times, or the training of its cells."""
     from hyperball.experiments.runtime import Timing, measure_times
 
     folder = f"{getattr(table, 'family', None) or table.name}-{own.scale}"
     if not isinstance(table, Timing):
-        return train_cells(table, own, folder, seconds)
+        return train_cells(table, own, folder, over)
     print(f"{table.title} ({table.source})", flush=True)
-    if not own.dry_run:
-        targets = [Path(own.out) / folder, *([Path(own.collect) / folder] if own.collect else [])]
-        print(measure_times(table, own.scale, own.accelerator, targets))
-    return 0
+    if own.dry_run:
+        return 0
+    kept = Path(own.collect) / folder if own.collect else None
+    text = measure_times(table, own.scale, own.accelerator, Path(own.out) / folder, kept, over)
+    return say_times(table.name, text)
 
 
-def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, seconds: float | None) -> int:
+def say_times(name: str, text: str) -> int:
+    if text:
+        print(text)
+        return 0
+    print(f"not done: {name}: the time was over before all was timed", file=sys.stderr)
+    return INTERRUPTED
+
+
+def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: float) -> int:
     """Train what is not done, test, draw, compare, and keep."""
     from hyperball.experiments import reproduce as work
     from hyperball.experiments.attack_jobs import doubts_of, with_attacks
-    from hyperball.experiments.collecting import collect, keep_pictures, write_table
+    from hyperball.experiments.collecting import write_table
     from hyperball.experiments.runners import run_local
     from hyperball.experiments.summary import unfinished
 
@@ -95,7 +124,6 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, seconds
     out = Path(own.out) / folder
     seeds = range(own.first_seed, own.first_seed + own.seeds)
     jobs = work.jobs_of(table, seeds, out, own.data_root, own.accelerator)
-    began = time.monotonic()
     everything = with_attacks(table, jobs, seeds)
     waiting = [job for job in everything if not job.is_done]
     print(f"{table.title} ({table.source})")
@@ -105,23 +133,47 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, seconds
     if own.dry_run:
         print("\n".join(f"{'done' if job.is_done else 'to do':>5}  {job.cell.name}" for job in everything))
         return 0
-    ends = run_local(waiting, own.jobs, speak, seconds)
-    if seconds is not None and time.monotonic() - began >= seconds:
+    ends = run_local(waiting, own.jobs, speak, None if over == math.inf else over - time.monotonic())
+    if time.monotonic() >= over:
         ends = [replace(end, interrupted=bool(end.reason)) for end in ends]
+    if any(end.interrupted for end in ends):
+        over = time.monotonic()
     work.annotate(table, own.scale, jobs)
-    work.measure_conditions(table, jobs, own.jobs)
-    pictures = work.draw(table, jobs, out)
-    lines = work.compare(table, jobs)
+    ends += untested(jobs, work.measure_conditions(table, jobs, own.jobs, over))
+    pictures = work.draw(table, jobs, out, over)
+    cut = bool(table.draws) and time.monotonic() >= over
     write_table(whole.at(own.scale), own.scale, out)
     if own.collect:
-        kept = Path(own.collect) / folder
-        for sentence in collect(everything, kept):
-            print(sentence)
-        keep_pictures(pictures, kept)
-        write_table(whole.at(own.scale), own.scale, kept)
-    print(f"\n{work.table(table, lines)}")
-    print("\n".join([*doubts_of(table, jobs), *(f"note: {note}" for note in table.notes)]))
-    return conclude(unfinished(everything, ends), ends)
+        keep(whole.at(own.scale), own.scale, everything, pictures, Path(own.collect) / folder)
+    print(f"\n{work.table(table, work.compare(table, jobs))}")
+    print("\n".join([*doubts_of(table, jobs), *(f"note: {note}" for note in table.all_notes)]))
+    code = conclude(unfinished(everything, ends), ends)
+    if cut and code != INTERRUPTED:
+        print("the time was over before all pictures were drawn; the same command goes on", file=sys.stderr)
+    return INTERRUPTED if cut else code
+
+
+def untested(jobs: Sequence[Job], missing: Mapping[str, Sequence[str]]) -> list[End]:
+    """The cells that the end of the time left without some of their tests."""
+    from hyperball.experiments.runners import End
+
+    return [
+        End(job, f"conditions are to be measured: {', '.join(missing[job.cell.name])}", interrupted=True)
+        for job in jobs
+        if job.cell.name in missing
+    ]
+
+
+def keep(table: Experiment, scale: Scale, jobs: Sequence[Job], pictures: Sequence[Path], folder: Path) -> None:
+    """Copy records, pictures and the table to where they are kept, and say what was left as it is."""
+    from hyperball.experiments.collecting import collect, keep_pictures, write_table
+
+    for sentence in collect(jobs, folder):
+        print(sentence)
+    keep_pictures(pictures, folder)
+    sentence = write_table(table, scale, folder, shrinks=False)
+    if sentence:
+        print(sentence)
 
 
 def markdown(results: Path, files: Sequence[Path], check: bool) -> int:
@@ -136,7 +188,10 @@ def markdown(results: Path, files: Sequence[Path], check: bool) -> int:
     stale = []
     for path in files:
         text = path.read_text(encoding="utf-8")
-        filled = work.fill(text, results)
+        try:
+            filled = work.fill(text, results)
+        except work.MarkerError as error:
+            raise UsageError(f"--into {path}: {error}") from None
         if filled != text and check:
             stale.append(path)
         elif filled != text:

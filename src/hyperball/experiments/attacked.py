@@ -20,16 +20,17 @@ from torch import Tensor, nn
 
 from hyperball import data
 from hyperball._errors import report
-from hyperball.attacks import RecordError, evaluate_robustness, parse, robustness_curve
-from hyperball.attacks.journal import read_json
+from hyperball.attacks import RecordError, evaluate_robustness, robustness_curve
 from hyperball.attacks.methods.task import Model
-from hyperball.experiments.cell import alone
+from hyperball.experiments.attack_state import is_done, keep_weights, lacking, weights_differ
 from hyperball.experiments.plan import Part
 from hyperball.experiments.robustness_record import FOLDER, assembled, curve_path, part_path, write_record
 from hyperball.experiments.runners import Job
 from hyperball.training import load_model, read_recipe
 from hyperball.training.engine import settings
 from hyperball.training.files import read_tree, write_json
+from hyperball.training.folder import held
+from hyperball.training.record import has_diverged
 from hyperball.training.sets import Source, load_set
 
 GPU_BATCH = 1000  # several cells share a GPU, and an interruption costs at most one batch of one stage
@@ -65,25 +66,16 @@ class AttackJob(Job):
         return ["hyperball.experiments.attacked", *places, self.data_root or "", self.accelerator]
 
     def missing(self) -> str:
-        """Why attacks are to be run, or nothing if all of them are done."""
-        lacking = [part.name for part in self.parts if not is_done(self.folder, part)]
-        return f"attacks are to be run: {', '.join(lacking)}" if lacking else ""
-
-
-def is_done(run_dir: Path, part: Part) -> bool:
-    """Whether every attack of a part is in its files."""
-    try:
-        if part.is_sweep:
-            return all(curve_done(run_dir, part, text) for text in part.attacks.values())
-        held = read_json(part_path(run_dir, part))
-        return {str(parse(text)) for text in part.attacks.values()} <= {entry["attack"] for entry in held["attacks"]}
-    except (RecordError, KeyError, TypeError):
-        return False
-
-
-def curve_done(run_dir: Path, part: Part, text: str) -> bool:
-    path = curve_path(run_dir, part, text)
-    return path.exists() and len(read_json(path)["values"]) == len(part.epsilons)
+        """Why attacks are to be run, or nothing if all of them are done or the network did not converge."""
+        if has_diverged(self.folder):
+            return ""
+        try:
+            missing = [part.name for part in self.parts if lacking(self.folder, part)]
+        except RecordError as error:
+            return str(error)
+        if missing:
+            return f"attacks are to be run: {', '.join(missing)}"
+        return weights_differ(self.folder, self.source.folder) if self.source is not None else ""
 
 
 def network_and_images(
@@ -128,12 +120,11 @@ class Target:
             "batch_size": GPU_BATCH if test.inputs.is_cuda else None, "seed": self.seed, "source": self.source,
         }  # fmt: skip
         if part.is_sweep:
-            for text in part.attacks.values():
-                if not curve_done(self.run_dir, part, text):
-                    robustness_curve(
-                        self.network, test.inputs, test.labels, "epsilon", part.epsilons,
-                        attack=text, path=curve_path(self.run_dir, part, text), **options,
-                    )  # fmt: skip
+            for text in lacking(self.run_dir, part):
+                robustness_curve(
+                    self.network, test.inputs, test.labels, "epsilon", part.epsilons,
+                    attack=text, path=curve_path(self.run_dir, part, text), **options,
+                )  # fmt: skip
         else:
             evaluate_robustness(
                 self.network, test.inputs, test.labels,
@@ -146,17 +137,23 @@ class Target:
 
 def attack_cell(plan: dict[str, Any], run_dir: Path, source_dir: Path, data_root: str | None, accelerator: str) -> None:
     """Run the parts of a plan that are not done, and write the record after each."""
+    if has_diverged(run_dir):
+        print("the network did not converge: there is nothing to attack", flush=True)
+        return
+    if has_diverged(source_dir):
+        raise RecordError(f"the source of transfer attacks, {source_dir}, did not converge")
     recipe = read_recipe(run_dir)
     parts = [Part.from_dict(tree) for tree in plan["parts"]]
-    with alone(run_dir / FOLDER), settings(recipe.override({"precision": PRECISION})):
+    with held(run_dir / FOLDER, "attacking"), settings(recipe.override({"precision": PRECISION})):
+        keep_weights(run_dir, source_dir)
         network, inputs, labels = network_and_images(run_dir, None, data_root, accelerator)
         source = fixed(load_model(source_dir, data_root=data_root).to(inputs.device))
         target = Target(run_dir, network, source, data.Samples(inputs, labels), recipe.seed)
         for part in parts:
-            if not is_done(run_dir, part):
+            if lacking(run_dir, part):
                 spent = target.run(part)
                 print(f"{part.name}: {spent:.1f} s", flush=True)
-            write_record(run_dir, assembled(run_dir, plan))
+            write_record(run_dir, assembled(run_dir, plan, is_done))
 
 
 def interrupted(number: int, frame: FrameType | None) -> None:

@@ -2,36 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 from hyperball._errors import report
 from hyperball.training import Recipe, train
+from hyperball.training.fields import RecipeError
+from hyperball.training.loop import Diverged
+from hyperball.training.record import has_diverged
 
-
-class Busy(RuntimeError):
-    """A cell is in the hands of another process."""
+INPUTS = "the inputs"  # not finite, they are a mistake of the data
 
 
 def train_cell(recipe: Recipe, run_dir: Path, data_root: str | None = None, accelerator: str = "auto") -> None:
-    """Train a cell, or go on with it; one process at a time."""
-    with alone(run_dir):
+    """Train a cell, or go on with it; a network that does not converge is a result, and recorded."""
+    start = recipe.start.weights
+    if start is not None and has_diverged(Path(start)):
+        raise RecipeError(f"`start.weights` must be of a trained network, but {start} did not converge")
+    try:
         train(recipe, run_dir, resume=True, data_root=data_root, accelerator=accelerator)
-
-
-@contextlib.contextmanager
-def alone(folder: Path) -> Iterator[None]:
-    """Hold the folder, or refuse: a grid whose parent was killed may have left a process at work."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise Busy(f"another process is training {folder}") from None
-        yield
+    except Diverged as error:
+        if error.where == INPUTS:
+            raise
+        error.record.write(run_dir)
+        print(f"did not converge: {error}", flush=True)
 
 
 def main(arguments: list[str]) -> int:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from hyperball.experiments.reproduce import CONDITIONS, PICTURES, as_data, compare, jobs_of
+from hyperball.experiments.attack_jobs import doubts_of
+from hyperball.experiments.reproduce import CONDITIONS, PICTURES, as_data, compare, conditions_in, jobs_of
 from hyperball.experiments.robustness_record import ROBUSTNESS
 from hyperball.experiments.runners import Job
-from hyperball.experiments.table import Experiment, Scale
-from hyperball.training.files import FileError, write_bytes, write_json
+from hyperball.experiments.scales import Scale
+from hyperball.experiments.table import Experiment
+from hyperball.training.files import FileError, read_tree, write_bytes, write_json
 from hyperball.training.folder import unlike
 from hyperball.training.recipe import Recipe
 from hyperball.training.record import METRICS, RECIPE, RECORD, Record, encoded, read_metrics, thinned
@@ -44,8 +47,10 @@ def keep(job: Job, target: Path) -> str:
         write_bytes(target / METRICS, "".join(encoded(line) for line in lines).encode())
         write_json(target / RECIPE, job.cell.recipe.to_dict())
         shutil.copyfile(job.folder / RECORD, target / RECORD)
-    if (job.folder / CONDITIONS).exists() and not (target / CONDITIONS).exists():
-        shutil.copyfile(job.folder / CONDITIONS, target / CONDITIONS)
+    kept = conditions_in(target)
+    measured = {**conditions_in(job.folder), **kept}
+    if measured != kept:
+        write_json(target / CONDITIONS, measured)
     if (job.folder / ROBUSTNESS).exists():  # it grows with every attack
         shutil.copyfile(job.folder / ROBUSTNESS, target / ROBUSTNESS)
     return ""
@@ -60,7 +65,8 @@ def another(job: Job, target: Path) -> str:
         return str(error)
     if difference:
         return f"it is of another protocol: {difference}"
-    if known.results != Record.read(job.folder).results:
+    own = Record.read(job.folder)
+    if (known.status, known.results) != (own.status, own.results):
         return "it is another run of the same recipe"
     return ""
 
@@ -79,11 +85,30 @@ def keep_pictures(pictures: Sequence[Path], out: Path) -> None:
         shutil.copyfile(path, out / PICTURES / path.name)
 
 
-def write_table(experiment: Experiment, scale: Scale, folder: Path) -> None:
-    """Write table.json: every number of the table beside what the folder's records say, over all seeds found there."""
+def write_table(experiment: Experiment, scale: Scale, folder: Path, shrinks: bool = True) -> str:
+    """Write table.json: every number of the table beside what the folder's records say, over all seeds found there.
+
+    Unless it `shrinks`, a table that holds more is left as it is, which is said.
+    """
     jobs = jobs_of(experiment, seeds_in(folder), folder)
-    name = TABLE if experiment.family is None else f"{experiment.name}.json"
-    write_json(folder / name, as_data(experiment, scale, compare(experiment, jobs)))
+    path = folder / (TABLE if experiment.family is None else f"{experiment.name}.json")
+    tree = as_data(experiment, scale, compare(experiment, jobs), doubts_of(experiment, jobs))
+    lost = [] if shrinks else fewer(path, tree)
+    if lost:
+        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
+        return f"kept {path} as it is: the records in {folder} have fewer numbers of {lost[0]}{more}"
+    write_json(path, tree)
+    return ""
+
+
+def fewer(path: Path, tree: dict[str, Any]) -> list[str]:
+    """The cells of which a table holds more values than the one that would take its place."""
+    try:
+        held = {(n["row"], n["column"]): len(n["values"]) for n in read_tree(path)["numbers"]}
+    except (FileError, KeyError, TypeError):
+        return []
+    counts = {(n["row"], n["column"]): len(n["values"]) for n in tree["numbers"]}
+    return [f"{row}, {column}" for (row, column), count in held.items() if counts.get((row, column), 0) < count]
 
 
 def seeds_in(folder: Path) -> list[int]:

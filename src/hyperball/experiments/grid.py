@@ -49,7 +49,11 @@ class Cell:
 
 
 def folder_name(label: str) -> str:
-    return re.sub(r"[^\w.=+-]+", "_", label).strip("_") or "base"
+    """A label as the name of a folder, which dots alone are not."""
+    name = re.sub(r"[^\w.=+-]+", "_", label).strip("_") or "base"
+    if not name.strip("."):
+        raise GridError(f"the label of a cell must not be of dots alone, got {label!r}")
+    return name
 
 
 def read_grid(path: str | Path) -> list[Cell]:

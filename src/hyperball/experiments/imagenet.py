@@ -85,5 +85,5 @@ def table6_imagewoof() -> Experiment:
     )
     return Experiment(
         "dcnet-table6-imagewoof", "Table 6's questions on Imagewoof, top-1 error", SOURCE, "error", entries(True),
-        notes=(reduced, *QUESTIONS), reduction=QUICK, draws=(convergence,),
+        notes=(reduced, *QUESTIONS), reduction=QUICK, draws=(convergence,), protocol=reduced,
     )  # fmt: skip

@@ -14,19 +14,27 @@ from pathlib import Path
 from typing import Any
 
 from hyperball.experiments.attack_jobs import doubts_of
+from hyperball.experiments.broken import leave_out
 from hyperball.experiments.collecting import TABLE, seeds_in
 from hyperball.experiments.plan import SOURCE
-from hyperball.experiments.reproduce import Comparison, compare, jobs_of, spread
-from hyperball.experiments.table import SCALES, Experiment, Scale
+from hyperball.experiments.reproduce import Comparison, compare, jobs_of
+from hyperball.experiments.scales import SCALES, Scale
+from hyperball.experiments.table import Experiment
 from hyperball.experiments.tables import TABLES
+from hyperball.experiments.text import spread
 from hyperball.rows import nearest
 from hyperball.training.files import FileError, read_tree
-from hyperball.training.record import RECORD
+from hyperball.training.record import RECORD, Record
 
 SUMMARY = "summary"
 NOTHING = "No record yet."
 CLOSE = 1.5  # points from the paper that count as reproduced
-MARKED = re.compile(r"(<!-- results: (?P<name>[\w-]+) -->\n).*?(<!-- /results -->)", re.DOTALL)
+BEGIN, END = "<!-- results:", "<!-- /results -->"
+MARKED = re.compile(rf"({BEGIN} (?P<name>[\w-]+) -->\n)(?:(?!{BEGIN}).)*?({END})", re.DOTALL)
+
+
+class MarkerError(ValueError):
+    """Markers that do not stand in pairs, or none."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +49,8 @@ class Found:
 
     @property
     def measured(self) -> list[Comparison]:
-        return [line for line in self.lines if line.values]
+        """Those with a value, or with networks that did not converge."""
+        return [line for line in self.lines if line.values or line.diverged]
 
     @property
     def beside(self) -> list[Comparison]:
@@ -55,7 +64,15 @@ class Found:
 
 
 def fill(text: str, results: Path) -> str:
-    """The text with every marked part made anew."""
+    """The text with every marked part made anew; a text must have one, and its markers must stand in pairs."""
+    pairs, counts = len(MARKED.findall(text)), (text.count(BEGIN), text.count(END))
+    if counts != (pairs, pairs):
+        raise MarkerError(
+            f"markers must stand in pairs `{BEGIN} NAME -->`, `{END}`, got {counts[0]} that begin, {counts[1]} that "
+            f"end and {pairs} pairs"
+        )
+    if not pairs:
+        raise MarkerError(f"there is no marker `{BEGIN} NAME -->`")
     return MARKED.sub(lambda part: f"{part[1]}{made(part['name'], results)}\n{part[3]}", text)
 
 
@@ -64,7 +81,8 @@ def made(name: str, results: Path) -> str:
         return summary(results)
     if name not in TABLES:
         raise ValueError(f"unknown table {name!r} in a marker; {nearest(name, [SUMMARY, *TABLES])}")
-    parts = [detail(found) for found in scales_of(name, results)] or times_of(name, results)
+    is_trained = isinstance(TABLES[name](), Experiment)
+    parts = [detail(found) for found in scales_of(name, results)] if is_trained else times_of(name, results)
     return "\n\n".join(parts) or NOTHING
 
 
@@ -76,12 +94,21 @@ def scales_of(name: str, results: Path) -> Iterator[Found]:
     for scale in reversed(SCALES):
         folder = results / f"{whole.family or name}-{scale}"
         records = [path for path in folder.glob(f"*/seed-*/{RECORD}") if path.parents[1].name != SOURCE]
+        for path in records:
+            name_if_broken(path)
         if records:
             experiment = whole.at(scale)
             jobs = jobs_of(experiment, seeds_in(folder), folder)
             done = sum(job.is_done for job in jobs)
             remarks = tuple(doubts_of(experiment, jobs))
             yield Found(experiment, scale, tuple(compare(experiment, jobs)), len(records) - done, remarks)
+
+
+def name_if_broken(path: Path) -> None:
+    try:
+        Record.read(path.parent)
+    except FileError as error:
+        leave_out(path, str(error).removeprefix(f"{path}: "))
 
 
 def summary(results: Path) -> str:
@@ -131,7 +158,16 @@ def detail_row(line: Comparison, compares: bool) -> tuple[str, ...]:
     paper = "–" if line.published is None else str(line.published)
     difference = f"{line.difference:+.2f}" if compares else "–"
     also = [beside(values, line.published_also.get(name)) for name, values in line.also.items()]
-    return (line.row, line.column, spread(line.values), best, paper, difference, str(len(line.values)), *also)
+    return (
+        line.row,
+        line.column,
+        spread(line.values, len(line.diverged)),
+        best,
+        paper,
+        difference,
+        str(len(line.values)),
+        *also,
+    )
 
 
 def attack_rows(found: Found) -> tuple[Sequence[str], list[tuple[str, ...]]]:
@@ -147,7 +183,7 @@ def attack_rows(found: Found) -> tuple[Sequence[str], list[tuple[str, ...]]]:
     for entry in entries:
         clean = lines[entry.row, entry.column]
         cells = [lines.get((entry.row, f"{entry.column}, {name}")) for name in names]
-        count = len(clean.values)
+        count = len(clean.values) + len(clean.diverged)
         shown = ["–" if line is None else attack_cell(line, count) for line in (clean, *cells)]
         rows.append((entry.row, entry.column, *shown, str(count)))
     return ("", "training", "clean", *names, "seeds"), rows
@@ -155,11 +191,12 @@ def attack_rows(found: Found) -> tuple[Sequence[str], list[tuple[str, ...]]]:
 
 def attack_cell(line: Comparison, seeds: int) -> str:
     paper = float(line.published) if isinstance(line.published, int | float) else None
-    return beside(line.values, paper) + (f" [{len(line.values)} of {seeds}]" if len(line.values) < seeds else "")
+    held = len(line.values) + len(line.diverged)
+    return beside(line.values, paper, len(line.diverged)) + (f" [{held} of {seeds}]" if held < seeds else "")
 
 
-def beside(values: Sequence[float], paper: float | None) -> str:
-    text = spread(values)
+def beside(values: Sequence[float], paper: float | None, diverged: int = 0) -> str:
+    text = spread(values, diverged)
     return text if paper is None else f"{text} ({paper:g})"
 
 
@@ -167,15 +204,18 @@ def times_of(name: str, results: Path) -> list[str]:
     """A table of times at every scale of which there is one."""
     parts = []
     for scale in reversed(SCALES):
+        path = results / f"{name}-{scale}" / TABLE
+        if not path.exists():
+            continue
         try:
-            tree: dict[str, Any] = read_tree(results / f"{name}-{scale}" / TABLE)
+            tree: dict[str, Any] = read_tree(path)
             rows = [
                 (n["row"], n["column"], f"{n['mean']:.3f}", "–" if n["published"] is None else f"{n['published']:g}")
                 for n in tree["numbers"]
             ]
             parts.append(f"{tree['protocol']}.\n\n" + markdown_table(("", "", tree["metric"], "paper"), rows))
-        except (FileError, KeyError, TypeError):
-            continue
+        except (FileError, KeyError, TypeError, ValueError, AttributeError) as error:
+            leave_out(path, f"it is no table of times ({type(error).__name__}: {error})")
     return parts
 
 

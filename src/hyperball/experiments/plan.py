@@ -37,6 +37,13 @@ class Part:
     def from_dict(cls, tree: Mapping[str, Any]) -> Part:
         return cls(**{**tree, "epsilons": tuple(tree["epsilons"])})
 
+    def words(self) -> str:
+        """Which attacks, at which budgets, on how many images."""
+        budget = f"{len(self.epsilons)} budgets" if self.is_sweep else self.epsilons[0]
+        images = "all images" if self.images is None else f"{self.images:,} images"
+        checks = f", masking checks on {self.checks}" if self.checks else ""
+        return f"{', '.join(self.attacks)} at {budget} on {images}{checks}"
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self) | {"epsilons": list(self.epsilons), "attacks": dict(self.attacks)}
 
@@ -70,6 +77,11 @@ class Attacks:
     def reduced(self) -> Attacks:
         """Those of `--scale quick`."""
         return replace(self, parts=self.quick, last=())
+
+    def words(self) -> str:
+        """All attacks, and those on the first seed's network alone."""
+        last = (f"for the first seed {part.words()}" for part in self.last)
+        return f"attacks: {'; '.join((*(part.words() for part in self.parts), *last))}"
 
     def parts_of(self, seed_is_first: bool) -> tuple[Part, ...]:
         """All that a network of the first seed, or of another, is attacked with."""

@@ -22,6 +22,12 @@ NOTES = (
 )
 
 
+def not_built(table: str) -> str:
+    """The published networks of a table that no entry stands for."""
+    others = ", ".join(name for name in published()[table]["cells"] if name != "resnet18")
+    return f"published and not built here, all on 224×224 images: {others}"
+
+
 def quick_cifar(recipe: Recipe) -> Recipe:
     sizes = {"data.train_size": 2000, "data.test_size": 1000, "precision": "fp32"}
     return shorter(recipe, 1 / 15, **sizes, **{"model.options": {**recipe.model.options, "width": 16}})
@@ -59,7 +65,8 @@ def cifar10() -> Experiment:
     cells = entries(facts, lambda text: projected("cifar10", "resnet18", text, stem="cifar"))
     return Experiment(
         "projections-cifar10", "Projections before the classifier, CIFAR-10", SOURCE, "top1", cells,
-        notes=("32×32 images and a stem of one 3×3 convolution", *NOTES), also=ALSO,
+        notes=("32×32 images and a stem of one 3×3 convolution", *NOTES, not_built("ddn_projection_cifar10")),
+        also=ALSO, protocol="the published schedule, but 32×32 instead of 224×224 images and a stem for them",
         reduction=Reduction(
             quick_cifar, "6 of 90 epochs on 2,000 images, tested on 1,000; 16 channels instead of 64 at the start; fp32"
         ),
@@ -76,7 +83,7 @@ def imagewoof() -> Experiment:
 
     return Experiment(
         "projections-imagewoof", "Projections before the classifier, Imagewoof", SOURCE, "top1", entries(facts, make),
-        notes=NOTES, also=ALSO,
+        notes=(*NOTES, not_built("ddn_projection_imagewoof")), also=ALSO,
         reduction=Reduction(
             quick_imagewoof,
             "6 of 90 epochs on 1,000 images of 64×64 pixels in batches of 32, tested on 500; 16 channels instead of 64 "

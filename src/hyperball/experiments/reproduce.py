@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import multiprocessing
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
@@ -13,10 +15,13 @@ from typing import Any
 
 from hyperball import data
 from hyperball.data import Dataset
+from hyperball.experiments.broken import leave_out, odd_number
 from hyperball.experiments.grid import Cell
 from hyperball.experiments.robust_numbers import attacked_numbers
 from hyperball.experiments.runners import Job
-from hyperball.experiments.table import Entry, Experiment, Finished, Scale, cell_name
+from hyperball.experiments.scales import Scale
+from hyperball.experiments.table import Entry, Experiment, Finished, cell_name
+from hyperball.experiments.text import NOTHING, columns, spread
 from hyperball.training import evaluate
 from hyperball.training.fields import RecipeError
 from hyperball.training.files import FileError, read_tree, write_json
@@ -90,26 +95,42 @@ def curve_of(folder: Path) -> list[list[float]]:
     return thinned(points, CURVE)
 
 
-def measure_conditions(experiment: Experiment, jobs: Sequence[Job], count: int = 1) -> None:
-    """Measure every finished network under the further conditions of its entry, once, in up to `count` processes."""
-    conditions = {entry.name: entry.conditions for entry in experiment.entries}
-    waiting = [
-        (job, wanted)
-        for job in jobs
-        if (wanted := conditions[job.cell.label]) and job.is_done and not (job.folder / CONDITIONS).exists()
-    ]
+def measure_conditions(
+    experiment: Experiment, jobs: Sequence[Job], count: int = 1, over: float = math.inf
+) -> dict[str, list[str]]:
+    """Measure every finished network under the further conditions of its entry, once, in up to `count` processes.
+
+    None is begun after `over`, a time of `time.monotonic`; what was not measured is returned, by the names of cells.
+    """
+    waiting = unmeasured(experiment, jobs)
     if min(count, len(waiting)) < 2:
         for job, wanted in waiting:
-            measure_one(job, wanted)
-        return
-    with ProcessPoolExecutor(min(count, len(waiting)), multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(measure_one, *zip(*waiting, strict=True)))
+            measure_one(job, wanted, over)
+    else:
+        with ProcessPoolExecutor(min(count, len(waiting)), multiprocessing.get_context("spawn")) as pool:
+            list(pool.map(measure_one, *zip(*waiting, strict=True), [over] * len(waiting)))
+    return {job.cell.name: list(wanted) for job, wanted in unmeasured(experiment, jobs)}
 
 
-def measure_one(job: Job, conditions: Mapping[str, Mapping[str, Any]]) -> None:
-    """Measure one network under every condition, and write down what was found."""
-    found = {name: measured(job, changes) for name, changes in conditions.items()}
-    write_json(job.folder / CONDITIONS, found)
+def unmeasured(experiment: Experiment, jobs: Sequence[Job]) -> list[tuple[Job, dict[str, Mapping[str, Any]]]]:
+    """The finished networks that have not been tested under all conditions, and those that lack."""
+    found = []
+    for job in jobs:
+        entry = next(entry for entry in experiment.entries if entry.name == job.cell.label)
+        if entry.conditions and job.is_done and not job.diverged:
+            held = conditions_in(job.folder)
+            wanted = {name: changes for name, changes in entry.conditions.items() if name not in held}
+            found += [(job, wanted)] if wanted else []
+    return found
+
+
+def measure_one(job: Job, conditions: Mapping[str, Mapping[str, Any]], over: float = math.inf) -> None:
+    """Measure one network under conditions, and write down each as it is found."""
+    for name, changes in conditions.items():
+        if time.monotonic() >= over:
+            return
+        found = measured(job, changes)
+        write_json(job.folder / CONDITIONS, {**conditions_in(job.folder), name: found})
 
 
 def measured(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -125,16 +146,18 @@ def whole_set(name: str, root: str | None) -> Dataset:
     return data.load(name, root)
 
 
-def draw(experiment: Experiment, jobs: Sequence[Job], out: Path) -> list[Path]:
-    """Write the pictures of an experiment's finished runs as plain data, one file each."""
+def draw(experiment: Experiment, jobs: Sequence[Job], out: Path, over: float = math.inf) -> list[Path]:
+    """Write the pictures of an experiment's finished runs as plain data, one file each; none is begun after `over`."""
     entries = {entry.name: entry for entry in experiment.entries}
     finished = [
         Finished(entries[job.cell.label], job.cell.seed, job.folder, job.data_root, job.accelerator)
         for job in jobs
-        if job.is_done
+        if job.is_done and not job.diverged
     ]
     written = []
     for make in experiment.draws if finished else ():
+        if time.monotonic() >= over:
+            break
         for name, picture in make(finished).items():
             path = out / PICTURES / f"{name}.json"
             write_json(path, {"experiment": experiment.name, **picture})
@@ -146,7 +169,8 @@ def draw(experiment: Experiment, jobs: Sequence[Job], out: Path) -> list[Path]:
 class Comparison:
     """One number of a table: the paper's, and ours over seeds (the last iterate) with the best epoch beside it.
 
-    `also` holds further metrics over seeds, `published_also` the paper's numbers of them.
+    `also` holds further metrics over seeds, `published_also` the paper's numbers of them, `diverged` the seeds whose
+    networks did not converge and are not among the values.
     """
 
     row: str
@@ -158,6 +182,7 @@ class Comparison:
     also: dict[str, tuple[float, ...]] = field(default_factory=dict)
     published_also: dict[str, float] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
+    diverged: tuple[int, ...] = ()
 
     @property
     def mean(self) -> float | None:
@@ -183,8 +208,10 @@ def compare(experiment: Experiment, jobs: Sequence[Job]) -> list[Comparison]:
     return lines
 
 
-def compared(experiment: Experiment, entry: Entry, done: Sequence[Job]) -> list[Comparison]:
+def compared(experiment: Experiment, entry: Entry, ended: Sequence[Job]) -> list[Comparison]:
     """The comparisons of one entry: the test set as it is, then under each condition."""
+    diverged = tuple(job.cell.seed for job in ended if job.diverged)
+    done = [job for job in ended if job.cell.seed not in diverged]
     records = [Record.read(job.folder).results for job in done]
     seeds = tuple(job.cell.seed for job in done)
     last, best = ([results[which] for results in records if results.get(which)] for which in ("last", "best"))
@@ -192,7 +219,7 @@ def compared(experiment: Experiment, entry: Entry, done: Sequence[Job]) -> list[
         Comparison(
             entry.row, entry.column, entry.published, values_of(experiment.metric, last),
             values_of(experiment.metric, best), entry.kind,
-            {name: values_of(name, last) for name in experiment.also}, dict(entry.also), seeds,
+            {name: values_of(name, last) for name in experiment.also}, dict(entry.also), seeds, diverged,
         )
     ]  # fmt: skip
     tested = [(job.cell.seed, found) for job in done if (found := conditions_in(job.folder))]
@@ -204,23 +231,43 @@ def compared(experiment: Experiment, entry: Entry, done: Sequence[Job]) -> list[
                 entry.row, f"{entry.column}, {condition}", entry.published_conditions.get(condition),
                 values_of(experiment.metric, results), (), entry.kind,
                 {name: values_of(name, results) for name in experiment.also},
-                dict(entry.also_conditions.get(condition, {})), tuple(seed for seed, _ in held),
+                dict(entry.also_conditions.get(condition, {})), tuple(seed for seed, _ in held), diverged,
             )
         )  # fmt: skip
     for name, paper, robust in attacked_numbers(entry.attacks, {job.cell.seed: job.folder for job in done}):
         values = tuple(robust.values())
         lines.append(
-            Comparison(entry.row, f"{entry.column}, {name}", paper, values, (), entry.kind, seeds=tuple(robust))
+            Comparison(
+                entry.row,
+                f"{entry.column}, {name}",
+                paper,
+                values,
+                (),
+                entry.kind,
+                seeds=tuple(robust),
+                diverged=diverged,
+            )
         )
     return lines
 
 
 def conditions_in(folder: Path) -> dict[str, Any]:
-    try:
-        found: dict[str, Any] = read_tree(folder / CONDITIONS)
-    except FileError:
+    """What was measured under conditions, by their names; what is broken is named and left out."""
+    path = folder / CONDITIONS
+    if not path.exists():
         return {}
-    return found
+    try:
+        tree = read_tree(path)
+    except FileError as error:
+        leave_out(path, str(error))
+        return {}
+    if not isinstance(tree, dict):
+        leave_out(path, f"must be a mapping, got {tree!r}")
+        return {}
+    for name, metrics in tree.items():
+        if problem := odd_number(metrics):
+            leave_out(path, f"{name}: {problem}")
+    return {name: metrics for name, metrics in tree.items() if not odd_number(metrics)}
 
 
 def values_of(metric: str, results: Sequence[dict[str, Any]]) -> tuple[float, ...]:
@@ -233,33 +280,22 @@ def values_of(metric: str, results: Sequence[dict[str, Any]]) -> tuple[float, ..
 def table(experiment: Experiment, lines: Sequence[Comparison]) -> str:
     """The comparison for a terminal."""
     head = ("", "", f"{experiment.metric}, %", "best epoch", "paper", "difference", "seeds", *experiment.also)
-    rows = [head, *(told(line) for line in lines)]
-    widths = [max(len(row[i]) for row in rows) for i in range(len(head))]
-    texts = []
-    for row in rows:
-        left = [row[i].ljust(widths[i]) for i in (0, 1)]
-        texts.append("  ".join([*left, *(row[i].rjust(widths[i]) for i in range(2, len(head)))]).rstrip())
-    return "\n".join(texts)
+    return columns([head, *(told(line) for line in lines)], left=2)
 
 
 def told(line: Comparison) -> tuple[str, ...]:
-    best = f"{statistics.fmean(line.best):.2f}" if line.best else "–"
-    paper = "–" if line.published is None else str(line.published)
-    difference = "–" if line.difference is None else f"{line.difference:+.2f}"
-    also = (f"{statistics.fmean(found):.2f}" if found else "–" for found in line.also.values())
-    return (line.row, line.column, spread(line.values), best, paper, difference, str(len(line.values)), *also)
+    best = f"{statistics.fmean(line.best):.2f}" if line.best else NOTHING
+    paper = NOTHING if line.published is None else str(line.published)
+    difference = NOTHING if line.difference is None else f"{line.difference:+.2f}"
+    also = (f"{statistics.fmean(found):.2f}" if found else NOTHING for found in line.also.values())
+    ours = spread(line.values, len(line.diverged))
+    return (line.row, line.column, ours, best, paper, difference, str(len(line.values)), *also)
 
 
-def spread(values: Sequence[float]) -> str:
-    """mean ± standard deviation; a dash without a value."""
-    if not values:
-        return "–"
-    mean = f"{statistics.fmean(values):.2f}"
-    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.2f}"
-
-
-def as_data(experiment: Experiment, scale: Scale, lines: Sequence[Comparison]) -> dict[str, Any]:
-    """The comparison as plain data, for the report."""
+def as_data(
+    experiment: Experiment, scale: Scale, lines: Sequence[Comparison], doubts: Sequence[str] = ()
+) -> dict[str, Any]:
+    """The comparison as plain data, for the report; `doubts` are what `told_doubts` says."""
     return {
         "experiment": experiment.name,
         "title": experiment.title,
@@ -268,7 +304,8 @@ def as_data(experiment: Experiment, scale: Scale, lines: Sequence[Comparison]) -
         "scale": scale,
         "protocol": experiment.words(scale),
         "reduction": None if scale == "paper" else experiment.words(scale),
-        "notes": list(experiment.notes),
+        "notes": list(experiment.all_notes),
+        "doubts": list(doubts),
         "numbers": [number_of(line) for line in lines],
     }
 

@@ -5,27 +5,84 @@ from __future__ import annotations
 import statistics
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperball.attacks import RecordError
+from hyperball.attacks import RecordError, parse
+from hyperball.attacks.arguments import parse_epsilon
 from hyperball.attacks.journal import read_json
+from hyperball.experiments.attack_state import images_of, seed_and_images, unlike
+from hyperball.experiments.broken import is_number, leave_out
 from hyperball.experiments.plan import Attacks
 from hyperball.experiments.robustness_record import KIND, ROBUSTNESS
 from hyperball.experiments.table import Experiment
 
 
-def robust_records(folders: Sequence[Path]) -> list[dict[str, Any]]:
-    """The records of those folders that have one."""
-    found = []
-    for folder in folders:
-        try:
-            record = read_json(folder / ROBUSTNESS)
-        except RecordError:
-            continue
-        if isinstance(record, dict) and record.get("kind") == KIND:
-            found.append(record)
-    return found
+@dataclass(frozen=True)
+class Attacked:
+    """What a folder says of attacks on its network, as far as it is what the plan asks for.
+
+    `attacks` and `sweeps` are lines by the names of attacks.
+    """
+
+    attacks: dict[str, dict[str, Any]]
+    sweeps: dict[str, dict[str, Any]]
+    doubts: list[str]
+
+
+def attacked(folder: Path, plan: Attacks) -> Attacked | None:
+    """What the record of a folder says, None where there is none; what is broken or of another plan is left out."""
+    path = folder / ROBUSTNESS
+    if not path.exists():
+        return None
+    try:
+        record = read_json(path)
+        if record["kind"] != KIND:
+            return None
+        seed, total = seed_and_images(folder)
+        checks = max((part.checks for part in plan.parts), default=0) or None
+        held = {"seed": record["conditions"].get("seed"), "check_images": record["check_images"]}
+        difference = unlike(held, {"seed": seed, "check_images": checks}) if record["attacks"] else ""
+        if difference:
+            leave_out(path, f"it is of another plan: {difference}")
+            return None
+        doubts = [str(sentence) for sentence in record["doubts"]]
+        lines = [plain(line) for line in record["attacks"]], [plain(line) for line in record["sweeps"]]
+    except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
+        leave_out(path, f"it is no record of attacks ({type(error).__name__}: {error})")
+        return None
+    single, swept = (
+        {line["name"]: line for line in found if not of_another_plan(line, plan, total, path)} for found in lines
+    )
+    return Attacked(single, swept, doubts)
+
+
+def plain(line: dict[str, Any]) -> dict[str, Any]:
+    """A line of attacks or of sweeps, or an error where it lacks what tables show."""
+    single = is_number(line["epsilon"])
+    numbers = (line["accuracy"],) if single else (*line["accuracy"], *line["epsilon"])
+    optional = (line["published"], *(() if single else (line["located"],)))
+    if not all(map(is_number, numbers)) or not all(value is None or is_number(value) for value in optional):
+        raise ValueError(f"{line['name']} has something else than numbers")
+    return {**line, "name": str(line["name"]), "images": int(line["images"]), "attack": str(line["attack"])}
+
+
+def of_another_plan(line: dict[str, Any], plan: Attacks, total: int | None, path: Path) -> bool:
+    """Whether a line was measured under other conditions than the plan's, which is said."""
+    swept = isinstance(line["epsilon"], list)
+    for part in (*plan.parts, *plan.last):
+        if part.is_sweep == swept and line["name"] in part.attacks:
+            budgets = [parse_epsilon(text) for text in part.epsilons]
+            wanted = {
+                "attack": str(parse(part.attacks[line["name"]])), "images": images_of(part, total),
+                "epsilon": budgets if swept else budgets[0],
+            }  # fmt: skip
+            difference = unlike(line, wanted)
+            if difference:
+                leave_out(path, f"{line['name']} is of another plan: {difference}")
+            return bool(difference)
+    return True
 
 
 def attacked_numbers(
@@ -34,17 +91,16 @@ def attacked_numbers(
     """(name, the paper's number, ours in percent by seed) of every attack that the table shows."""
     if attacks is None:
         return
-    records = {seed: record for seed, folder in folders.items() for record in robust_records([folder])}
+    records = {seed: found for seed, folder in folders.items() if (found := attacked(folder, attacks))}
     planned = {name for part in (*attacks.parts, *attacks.last) for name in part.attacks}
     for name in attacks.shown:
         if name in planned:
-            found = {
-                seed: 100 * line["accuracy"]
+            ours = {
+                seed: 100 * record.attacks[name]["accuracy"]
                 for seed, record in records.items()
-                for line in record["attacks"]
-                if line["name"] == name
+                if name in record.attacks
             }
-            yield name, attacks.published.get(name), found
+            yield name, attacks.published.get(name), ours
 
 
 def told_doubts(experiment: Experiment, folders: Mapping[str, Sequence[Path]]) -> list[str]:
@@ -56,13 +112,14 @@ def told_doubts(experiment: Experiment, folders: Mapping[str, Sequence[Path]]) -
     for entry in experiment.entries:
         if entry.attacks is None:
             continue
-        records = robust_records(folders.get(entry.name, ()))
+        plan = entry.attacks
+        records = [found for folder in folders.get(entry.name, ()) if (found := attacked(folder, plan))]
         where = f"{entry.row}, {entry.column}"
-        for sentence, count in counted([record["doubts"] for record in records]):
+        for sentence, count in counted([record.doubts for record in records]):
             texts.append(f"doubt: {where} ({count} of {len(records)} seeds): {sentence}")
-        if records and not any(record["doubts"] for record in records):
+        if records and not any(record.doubts for record in records):
             texts.append(f"no doubts: {where} ({len(records)} seeds)")
-        texts += [f"budget: {where}: {text}" for text in located(entry.attacks, records)]
+        texts += [f"budget: {where}: {text}" for text in located(plan, records)]
     return texts
 
 
@@ -79,10 +136,10 @@ def counted(lists: Sequence[Sequence[str]]) -> list[tuple[str, int]]:
     return [(sentence, counts[bare]) for bare, sentence in found.items()]
 
 
-def located(attacks: Attacks, records: Sequence[dict[str, Any]]) -> Iterator[str]:
+def located(attacks: Attacks, records: Sequence[Attacked]) -> Iterator[str]:
     """The budgets at which our networks have the paper's numbers."""
     for name in attacks.shown:
-        lines = [line for record in records for line in record["sweeps"] if line["name"] == name]
+        lines = [record.sweeps[name] for record in records if name in record.sweeps]
         known = [line for line in lines if line["published"] is not None]
         if known:
             at = [255 * line["located"] for line in known if line["located"] is not None]

@@ -45,13 +45,11 @@ NOTES = (
     "black box: images made on a baseline trained naturally with another seed, one a seed",
     "standard gradients without tricks: no weight projection, no orthonormal term, no label smoothing",
     "natural accuracy is that of the last iterate; the paper may print the best epoch on the test set",
-    "Square and AutoAttack on 1,000 images; AutoAttack on all 10,000 for the first seed; sweeps on 2,000; masking "
-    "checks on 256",
 )
 REDUCTION = Reduction(
     QUICK.apply,
-    f"{QUICK.words}; attacks on 40 images, masking checks on 16, sweeps of three budgets, PGD with 10 steps, 2 starts, "
-    "Square with 50 queries, no AutoAttack",
+    f"{QUICK.words}; fewer attacks on fewer images, PGD with 10 steps and 2 starts, Square with 50 queries, no "
+    "AutoAttack",
 )
 
 

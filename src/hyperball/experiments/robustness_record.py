@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,23 +53,15 @@ def write_record(run_dir: Path, record: dict[str, Any]) -> None:
     write_json(run_dir / ROBUSTNESS, record)
 
 
-def assembled(run_dir: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
+def assembled(run_dir: Path, plan: Mapping[str, Any], is_done: Callable[[Path, Part], bool]) -> dict[str, Any]:
     """The record of a run's folder, of those parts of the plan that are done."""
     planned = [Part.from_dict(tree) for tree in plan["planned"]]
-    found = {
-        part.name: Robustness.read(part_path(run_dir, part)).record
-        for part in planned
-        if not part.is_sweep and part_path(run_dir, part).exists()
-    }
+    done = [part for part in planned if is_done(run_dir, part)]
+    found = {part.name: Robustness.read(part_path(run_dir, part)).record for part in done if not part.is_sweep}
     published = plan["published"]
-    curves = [line for part in planned if part.is_sweep for line in sweeps(run_dir, part, published)]
+    curves = [line for part in done if part.is_sweep for line in sweeps(run_dir, part, published)]
     largest = max(found.values(), key=lambda record: record["conditions"]["images"], default=None)
     checked = next((record for record in found.values() if record["checks"]), None)
-    swept = {
-        part.name
-        for part in planned
-        if part.is_sweep and all(curve_path(run_dir, part, text).exists() for text in part.attacks.values())
-    }
     return {
         "kind": KIND,
         "format": FORMAT,
@@ -85,7 +77,7 @@ def assembled(run_dir: Path, plan: Mapping[str, Any]) -> dict[str, Any]:
         "doubts": list(doubts(planned, found, curves, checked)),
         "conditions": {} if largest is None else {key: largest["conditions"].get(key) for key in SHARED},
         "parts": [part.to_dict() for part in planned],
-        "missing": [part.name for part in planned if part.name not in {*found, *swept}],
+        "missing": [part.name for part in planned if part not in done],
     }
 
 
@@ -125,22 +117,20 @@ def unpacked(text: str, count: int) -> list[bool]:
 
 
 def sweeps(run_dir: Path, part: Part, published: Mapping[str, float]) -> Iterator[dict[str, Any]]:
-    """One line a curve that is there."""
+    """One line a curve."""
     for name, text in part.attacks.items():
-        path = curve_path(run_dir, part, text)
-        if path.exists():
-            curve = read_json(path)
-            target = published.get(name)
-            yield {
-                "name": name,
-                "attack": curve["conditions"]["attack"],
-                "images": curve["conditions"]["images"],
-                "epsilon": curve["values"],
-                "accuracy": curve["accuracies"],
-                "published": target,
-                "located": None if target is None else crossing(curve["values"], curve["accuracies"], target / 100),
-                "doubts": curve["doubts"],
-            }
+        curve = read_json(curve_path(run_dir, part, text))
+        target = published.get(name)
+        yield {
+            "name": name,
+            "attack": curve["conditions"]["attack"],
+            "images": curve["conditions"]["images"],
+            "epsilon": curve["values"],
+            "accuracy": curve["accuracies"],
+            "published": target,
+            "located": None if target is None else crossing(curve["values"], curve["accuracies"], target / 100),
+            "doubts": curve["doubts"],
+        }
 
 
 def crossing(budgets: list[float], accuracies: list[float], target: float) -> float | None:

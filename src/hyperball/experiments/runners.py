@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,11 +22,12 @@ from hyperball.training.fields import RecipeError
 from hyperball.training.files import FileError, write_json
 from hyperball.training.folder import unlike
 from hyperball.training.recipe import Recipe
-from hyperball.training.record import RECIPE, RECORD, Record
+from hyperball.training.record import RECIPE, RECORD, Record, has_diverged
 
 LOG = "log.txt"
 PAUSE = 0.05
 GRACE = 25.0  # seconds for saving when the time is up
+PATIENCE = 120.0  # and after Ctrl-C
 INTERRUPTIONS = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 SPOKEN = (FAILED, USAGE, *INTERRUPTIONS)  # exit codes of a cell that said in its last line why
 
@@ -61,8 +64,13 @@ class Job:
         """Whether the folder holds a finished run of this very recipe; what else it may hold, training refuses."""
         return not self.missing()
 
+    @property
+    def diverged(self) -> bool:
+        """Whether the folder says that the network did not converge."""
+        return has_diverged(self.folder)
+
     def missing(self) -> str:
-        """Why the folder does not hold a finished run of this recipe, or nothing if it does."""
+        """Why the folder does not hold a run of this recipe that came to an end, or nothing if it does."""
         if not (self.folder / RECORD).exists():
             return "there is no finished run"
         try:
@@ -96,6 +104,7 @@ def run_local(jobs: Sequence[Job], count: int, say: Say, seconds: float | None =
     """
     waiting, ends, running = list(jobs), list[End](), list[Running]()
     over = math.inf if seconds is None else time.monotonic() + seconds
+    grace = GRACE
     try:
         while (waiting or running) and time.monotonic() < over:
             begin(waiting, running, ends, count, say, len(jobs))
@@ -106,10 +115,11 @@ def run_local(jobs: Sequence[Job], count: int, say: Say, seconds: float | None =
                     say(told(ends[-1], len(ends), len(jobs)))
             time.sleep(PAUSE)
     except KeyboardInterrupt:
-        over = math.inf
+        grace = PATIENCE
     if waiting or running:
-        say("stopping: every cell saves itself first")
-        ends += stop(running, None if over == math.inf else GRACE)
+        with shielded():
+            say("stopping: every cell saves itself first")
+            ends += stop(running, grace)
         ends += [End(job, "not begun", interrupted=True) for job in waiting]
     return ends
 
@@ -142,16 +152,30 @@ def start(job: Job, count: int) -> subprocess.Popen[bytes]:
         )  # fmt: skip
 
 
-def stop(running: Sequence[Running], grace: float | None = None) -> list[End]:
+@contextlib.contextmanager
+def shielded() -> Iterator[None]:
+    """Ctrl-C and SIGTERM do nothing while the block lasts, so that a second one orphans no process."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, signal.SIG_IGN) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def stop(running: Sequence[Running], grace: float) -> list[End]:
     """Ask every process to save itself; one that has not after so many seconds is killed."""
     for _, process in running:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
-    last = None if grace is None else time.monotonic() + grace
+    last = time.monotonic() + grace
     ends = []
     for job, process in running:
         try:
-            code = process.wait(None if last is None else max(0.0, last - time.monotonic()))
+            code = process.wait(max(0.0, last - time.monotonic()))
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
@@ -182,7 +206,8 @@ def last_line(path: Path) -> str:
 
 
 def told(end: End, number: int, total: int) -> str:
-    return f"{number}/{total}  {end.job.cell.name}: {end.reason or 'done'}"
+    well = "did not converge" if end.job.trains and end.job.diverged else "done"
+    return f"{number}/{total}  {end.job.cell.name}: {end.reason or well}"
 
 
 def run_ray(jobs: Sequence[Job], count: int | None, say: Say, address: str | None = None) -> list[End]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,12 +15,16 @@ import torch
 from hyperball import models
 from hyperball.experiments.declarative import SOURCE
 from hyperball.experiments.projections import SETS, projection_text
-from hyperball.experiments.table import Scale, published
+from hyperball.experiments.scales import Scale
+from hyperball.experiments.table import published
+from hyperball.experiments.text import NOTHING, columns
 from hyperball.nn.pooling import RobustPool1d
-from hyperball.training.files import write_json
+from hyperball.training.files import FileError, read_tree, write_json
 from hyperball.training.record import environment
 
 ROUNDS, WARMUPS = 15, 3
+TABLE = "table.json"
+TIMED_SCALES: tuple[Scale, ...] = ("quick", "paper")
 Call = Callable[[], Any]
 
 
@@ -47,24 +52,46 @@ class Timing:
     notes: tuple[str, ...] = ()
 
 
-def measure_times(table: Timing, scale: Scale, accelerator: str, folders: Sequence[Path]) -> str:
-    """Time every subject, write table.json into the folders, and give the table for a terminal."""
+def measure_times(
+    table: Timing, scale: Scale, accelerator: str, folder: Path, kept: Path | None = None, over: float = math.inf
+) -> str:
+    """Time every subject, write table.json into the folder and where it is kept, and give the table for a terminal.
+
+    A kept table of another device stays, which is said. Nothing is begun after `over`, a time of `time.monotonic`:
+    then there is no table, and the text is empty.
+    """
     on_gpu = torch.cuda.is_available() if accelerator == "auto" else accelerator == "cuda"
     device = torch.device("cuda" if on_gpu else "cpu")
-    numbers = [timed(subject, device) for subject in table.subjects(scale)]
+    numbers = []
+    for subject in table.subjects(scale):
+        if time.monotonic() >= over:
+            return ""
+        numbers.append(timed(subject, device))
     place = environment(device, 1)
     tree = {
         "experiment": table.name, "title": table.title, "source": table.source, "metric": table.unit, "scale": scale,
         "protocol": f"{table.work(scale)}; medians of {ROUNDS} rounds, synchronized, on {place['device']}",
         "notes": list(table.notes), "environment": place, "numbers": numbers,
     }  # fmt: skip
-    for folder in folders:
-        write_json(folder / "table.json", tree)
-    lines = [f"{'':<24}{'':<22}{table.unit:>24}{'paper':>9}"]
+    write_json(folder / TABLE, tree)
+    said = [] if kept is None else keep_times(kept / TABLE, tree)
+    rows = [("", "", table.unit, "paper")]
     for entry in numbers:
-        paper = "–" if entry["published"] is None else f"{entry['published']:g}"
-        lines.append(f"{entry['row']:<24}{entry['column']:<22}{entry['mean']:>24.3f}{paper:>9}")
-    return "\n".join([*lines, *(f"note: {note}" for note in (tree["protocol"], *table.notes))])
+        paper = NOTHING if entry["published"] is None else f"{entry['published']:g}"
+        rows.append((entry["row"], entry["column"], f"{entry['mean']:.3f}", paper))
+    return "\n".join([columns(rows, left=2), *(f"note: {note}" for note in (tree["protocol"], *table.notes)), *said])
+
+
+def keep_times(path: Path, tree: dict[str, Any]) -> list[str]:
+    """Write a table of times, unless one of another device is there, which is said."""
+    try:
+        known = read_tree(path)["environment"]["device"]
+    except (FileError, KeyError, TypeError):
+        known = tree["environment"]["device"]
+    if known != tree["environment"]["device"]:
+        return [f"kept {path} as it is: it was measured on {known}"]
+    write_json(path, tree)
+    return []
 
 
 def timed(subject: Subject, device: torch.device) -> dict[str, Any]:

@@ -8,7 +8,8 @@ from typing import Any
 
 from hyperball.diagnose import jsonable
 from hyperball.experiments.runners import End, Job
-from hyperball.training.record import Record
+from hyperball.experiments.text import NOTHING, columns, spread
+from hyperball.training.record import DIVERGED, Record
 
 METRICS = (("last", "top1"), ("first_epoch", "top1"), ("best", "top1"), ("last", "loss"))
 
@@ -26,7 +27,12 @@ def summarize(jobs: Sequence[Job], ends: Sequence[End]) -> dict[str, Any]:
         "done": len(jobs) - len(missing),
         "missing": [{"cell": name, "reason": reason} for name, reason in missing.items()],
         "results": [
-            {"label": label, "seeds": [r.recipe["seed"] for r in records], **results(records)}
+            {
+                "label": label,
+                "seeds": [r.recipe["seed"] for r in records],
+                "diverged": [r.recipe["seed"] for r in records if r.status == DIVERGED],
+                **results(records),
+            }
             for label, records in labels.items()
         ],
     }
@@ -63,25 +69,17 @@ def table(summary: dict[str, Any]) -> str:
     head = ("", "seeds", "accuracy, %", "1st epoch, %", "best epoch, %", "loss", "seconds")
     rows: list[tuple[str, ...]] = [head]
     for entry in summary["results"]:
+        lost = len(entry["diverged"])
         rows.append((
-            entry["label"], str(len(entry["seeds"])), spread(entry["last.top1"], 100),
-            spread(entry["first_epoch.top1"], 100), spread(entry["best.top1"], 100), spread(entry["last.loss"], 1, 4),
-            "–" if entry["seconds"] is None else f"{entry['seconds']:.1f}",
+            entry["label"], str(len(entry["seeds"])), told(entry["last.top1"], lost, 100),
+            told(entry["first_epoch.top1"], lost, 100), told(entry["best.top1"], lost, 100),
+            told(entry["last.loss"], lost, 1, 4), NOTHING if entry["seconds"] is None else f"{entry['seconds']:.1f}",
         ))  # fmt: skip
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            [row[0].ljust(widths[0]), *(text.rjust(width) for text, width in zip(row[1:], widths[1:], strict=True))]
-        )
-        for row in rows
-    )
+    return columns(rows)
 
 
-def spread(found: dict[str, Any], scale: float, digits: int = 2) -> str:
-    """mean ± standard deviation; a dash without a run, and words where one has no finite value."""
+def told(found: dict[str, Any], diverged: int, scale: float, digits: int = 2) -> str:
+    """A metric over seeds; words where one has no finite value."""
     if found["nonfinite"]:
         return "not finite"
-    if found["mean"] is None:
-        return "–"
-    mean = f"{scale * found['mean']:.{digits}f}"
-    return mean if found["std"] is None else f"{mean} ± {scale * found['std']:.{digits}f}"
+    return spread([scale * value for value in found["values"]], diverged, digits)

@@ -13,14 +13,13 @@ from typing import Any, Literal, get_args
 
 from hyperball.experiments.plan import Attacks
 from hyperball.experiments.protocols import shorter
+from hyperball.experiments.scales import COMPRESSIONS, SCALES, Scale
 from hyperball.rows import nearest
 from hyperball.training.recipe import Recipe
 
-Scale = Literal["quick", "quarter", "half", "paper"]
 Kind = Literal["published", "control", "ours"]
-SCALES: tuple[Scale, ...] = get_args(Scale)
 KINDS: tuple[Kind, ...] = get_args(Kind)
-COMPRESSIONS: dict[str, int] = {"quarter": 4, "half": 2}
+PUBLISHED = "the published schedule"
 
 
 @dataclass(frozen=True)
@@ -95,6 +94,7 @@ class Experiment:
         also: further metrics to show beside it.
         draws: pictures of the finished runs.
         family: the name that tables with the same runs share; None is the table's own.
+        protocol: what the scale "paper" is, where it is not the published schedule.
     """
 
     name: str
@@ -107,6 +107,7 @@ class Experiment:
     also: tuple[str, ...] = ()
     draws: tuple[Draw, ...] = ()
     family: str | None = None
+    protocol: str = PUBLISHED
 
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.entries]
@@ -128,8 +129,15 @@ class Experiment:
         if scale == "quick":
             return self.reduction.words
         if scale == "paper":
-            return "the published schedule"
-        return f"the schedule compressed by {COMPRESSIONS[scale]}, milestones likewise; all else as published"
+            return self.protocol
+        told = f"the schedule compressed by {COMPRESSIONS[scale]}, milestones likewise"
+        return f"{told}; {'all else as published' if self.protocol == PUBLISHED else self.protocol}"
+
+    @property
+    def all_notes(self) -> tuple[str, ...]:
+        """The notes, and what networks are attacked with at this scale."""
+        attacks = dict.fromkeys(entry.attacks.words() for entry in self.entries if entry.attacks is not None)
+        return (*self.notes, *attacks)
 
     def select(self, wanted: Iterable[str]) -> Experiment:
         """The cells whose name, row, column or kind is wanted, and those that they begin with; all where nothing is."""

@@ -10,16 +10,18 @@ from pathlib import Path
 
 from hyperball.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, saved_steps
 from hyperball.training.fields import RecipeError
+from hyperball.training.offender import NonFiniteError
 from hyperball.training.recipe import Recipe
-from hyperball.training.record import CHECKPOINTS, RECIPE
+from hyperball.training.record import CHECKPOINTS, RECIPE, RECORD, Record, has_diverged
 
 CHANGEABLE = ("log.", "engine.")  # parts of a recipe that a resumed run may change
 LOCK = ".training.lock"
+TORN = ".step-*.tmp"  # what `save_checkpoint` was writing
 HELD: set[int] = set()  # descriptors of the locks of this process
 
 
 def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
-    """Refuse a folder that holds a run, or one of another recipe when resuming."""
+    """Refuse a folder that holds a run, or when resuming one of another recipe or one that did not converge."""
     if not (folder / RECIPE).exists():
         if saved_steps(folder / CHECKPOINTS):
             raise CheckpointError(
@@ -31,6 +33,9 @@ def check_folder(recipe: Recipe, folder: Path, resume: bool) -> None:
     difference = unlike(Recipe.from_file(folder / RECIPE), recipe)
     if difference:
         raise RecipeError(f"{folder} holds a run of another recipe: {difference}")
+    if has_diverged(folder):
+        failure = Record.read(folder).failure
+        raise NonFiniteError(failure.get("step", 0), f"{failure.get('where')}, as {folder / RECORD} says")
 
 
 def unlike(known: Recipe, asked: Recipe) -> str:
@@ -56,14 +61,19 @@ def own_checkpoint(recipe: Recipe, folder: Path) -> tuple[Checkpoint, list[str]]
 
 
 @contextlib.contextmanager
-def held(folder: Path) -> Iterator[None]:
-    """Hold the folder while the block lasts, or refuse where another training does; a killed process holds nothing."""
+def held(folder: Path, doing: str = "training into") -> Iterator[None]:
+    """Hold the folder while the block lasts, or refuse where another process does; a killed one holds nothing.
+
+    What a killed training left of a checkpoint that it was writing is removed.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = _locked(folder / LOCK)
     if descriptor is None:
-        raise CheckpointError(f"another process is training into {folder}; wait for it, or train into another folder")
+        raise CheckpointError(f"another process is {doing} {folder}; wait for it, or choose another folder")
     HELD.add(descriptor)
     try:
+        for torn in (folder / CHECKPOINTS).glob(TORN):
+            torn.unlink(missing_ok=True)
         yield
     finally:
         HELD.discard(descriptor)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,25 @@ from hyperball.training.offender import NonFiniteError
 from hyperball.training.progress import EvaluationReport, Progress, RunInfo, TrainReport
 from hyperball.training.radii import summarize
 from hyperball.training.recipe import Recipe
-from hyperball.training.record import CHECKPOINTS, METRICS, MetricsLog, Record, environment, peak_memory
+from hyperball.training.record import (
+    CHECKPOINTS,
+    DIVERGED,
+    FINISHED,
+    METRICS,
+    MetricsLog,
+    Record,
+    environment,
+    peak_memory,
+)
 from hyperball.training.statistics import begin_at_first_batch
+
+
+class Diverged(NonFiniteError):
+    """A run ended with numbers that are not finite; `record` says so, and is not written."""
+
+    def __init__(self, error: NonFiniteError, record: Record) -> None:
+        RuntimeError.__init__(self, str(error))
+        self.step, self.where, self.record = error.step, error.where, record
 
 
 class Run:
@@ -61,7 +79,7 @@ class Run:
             self.advance(flag)
         except NonFiniteError as error:
             self.write({"kind": "failure", "step": error.step, "where": error.where})
-            raise
+            raise Diverged(error, self.diverged(error)) from None
         return self.finish()
 
     def advance(self, flag: Flag) -> None:
@@ -153,10 +171,16 @@ class Run:
         self.progress.finished(record.to_dict())
         return record
 
+    def diverged(self, error: NonFiniteError) -> Record:
+        """The record of a run that did not converge: where it ended, and no results."""
+        self.seconds["total"] += time.perf_counter() - self.began
+        failure = {"step": error.step, "where": error.where, "message": str(error)}
+        return replace(self.record(), status=DIVERGED, results={}, failure=failure)
+
     def record(self) -> Record:
         return Record(
             recipe=self.recipe.to_dict(),
-            status="finished",
+            status=FINISHED,
             results=self.results,
             conditions=self.conditions(),
             engine=self.decisions(),
@@ -316,7 +340,7 @@ def changes(before: dict[str, Any], present: dict[str, Any]) -> list[str]:
             names = (
                 key
                 if key == "device"
-                else ", ".join(name for name in present[key] if present[key][name] != before[key].get(name))
+                else ", ".join(n for n in {**before[key], **present[key]} if present[key].get(n) != before[key].get(n))
             )
             found.append(f"resumed with another {key} ({names}): results agree to rounding and not to the bit")
     return found

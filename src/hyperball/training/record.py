@@ -25,6 +25,7 @@ from hyperball.training.recipe import Recipe
 PACKAGES = ("torch", "numpy", "lightning-fabric", "safetensors", "torchvision", "timm", "triton")
 RECORD, RECIPE, METRICS, CHECKPOINTS = "record.json", "recipe.json", "metrics.jsonl", "checkpoints"
 FORMAT = 1
+FINISHED, DIVERGED = "finished", "diverged"
 Item = TypeVar("Item")
 
 
@@ -36,6 +37,7 @@ class Record:
     looked at the test set to be chosen) and "first_epoch"; `engine` what was compiled and captured, and why;
     `notes` whatever a reader of the numbers should know, such as a resumption. A run that is a cell of a table says in
     `experiment` of which one and by which protocol, and keeps in `curve` a few [epoch, top-1] of its evaluations.
+    A run with numbers that are not finite has the status "diverged", no results, and in `failure` the step and where.
     """
 
     recipe: dict[str, Any]
@@ -49,6 +51,7 @@ class Record:
     format: int = FORMAT
     experiment: dict[str, Any] = field(default_factory=dict)
     curve: list[list[float]] = field(default_factory=list)
+    failure: dict[str, Any] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
@@ -62,7 +65,10 @@ class Record:
         path = Path(run_dir) / RECORD
         try:
             record = cls(**read_tree(path))
-            check_results(record.results)
+            if record.status != DIVERGED:
+                check_results(record.results)
+            elif record.results or not isinstance(record.failure, dict):
+                raise FileError("a run that did not converge must have `failure` and no `results`")
             return record
         except (FileError, TypeError) as error:
             raise FileError(f"{path}: {error}") from None
@@ -73,6 +79,18 @@ def check_results(results: Any) -> None:
     last = results.get("last") if isinstance(results, dict) else None
     if not isinstance(last, dict) or "top1" not in last:
         raise FileError("`results.last` must hold an evaluation's metrics; remove the file to resume the run")
+    for which, metrics in results.items():
+        for name, value in metrics.items() if isinstance(metrics, dict) else ():
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+                raise FileError(f"`results.{which}.{name}` must be a number, got {value!r}")
+
+
+def has_diverged(run_dir: str | Path) -> bool:
+    """Whether a folder holds the record of a run that did not converge."""
+    try:
+        return Record.read(run_dir).status == DIVERGED
+    except FileError:
+        return False
 
 
 def environment(device: torch.device, world_size: int) -> dict[str, Any]:

@@ -1,0 +1,120 @@
+"""What the records of a table's cells hold: conditions that go on, kept tables, networks that did not converge."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from hyperball.experiments import reproduce
+from hyperball.experiments.collecting import collect, write_table
+from hyperball.experiments.reproduce import annotate, as_data, compare, draw, jobs_of, measure_conditions, table
+from hyperball.experiments.table import Entry, Experiment, Reduction
+from hyperball.experiments.text import spread
+from hyperball.training import Recipe, train
+from hyperball.training.record import Record
+
+
+def tiny_recipe(**changes) -> Recipe:
+    recipe = Recipe.from_dict({
+        "data": {"name": "clouds", "train_size": 20, "test_size": 20, "points": 16},
+        "model": {"name": "points", "pool": "mean"}, "epochs": 1, "batch_size": 10,
+    })  # fmt: skip
+    return recipe.override(changes)
+
+
+@pytest.fixture(scope="module")
+def tiny() -> Experiment:
+    entry = Entry(
+        "mean", "clean", tiny_recipe(), 80.0, {"50 %": {"outliers": 0.5}}, {"50 %": 40.0}, also={"map_raw": 70.0}
+    )
+    other = Entry("max", "clean", tiny_recipe(**{"model.pool": "max"}), None)
+    reduction = Reduction(lambda recipe: recipe, "nothing")
+    return Experiment("tiny", "A tiny table", "nobody", "error", (entry, other), reduction, also=("map_raw", "ece"))
+
+
+def trained_job(tiny, out: Path):
+    job = jobs_of(tiny, [0], out)[0]
+    if not job.is_done:
+        train(job.cell.recipe, job.folder)
+    return job
+
+
+def several(tiny) -> Experiment:
+    conditions = {f"{share} %": {"outliers": share / 100} for share in (10, 30, 50)}
+    return replace(tiny, entries=(replace(tiny.entries[0], conditions=conditions),))
+
+
+def test_conditions_end_with_the_time_and_go_on_where_they_were(tiny, tmp_path: Path, monkeypatch):
+    made = several(tiny)
+    job = trained_job(made, tmp_path)
+    assert measure_conditions(made, [job], over=0.0) == {job.cell.name: ["10 %", "30 %", "50 %"]}
+    clock = iter([0.0, 2.0])
+    monkeypatch.setattr(reproduce.time, "monotonic", lambda: next(clock))
+    assert measure_conditions(made, [job], over=1.0) == {job.cell.name: ["30 %", "50 %"]}
+    monkeypatch.undo()
+    assert list(json.loads((job.folder / "conditions.json").read_text())) == ["10 %"]
+    assert draw(replace(made, draws=(lambda finished: pytest.fail("drawn"),)), [job], tmp_path, over=0.0) == []
+    assert measure_conditions(made, [job]) == {}
+
+
+@pytest.mark.parametrize("text", ["{", "[]", '{"10 %": {"top1": "x"}}', '{"10 %": null}'])
+def test_broken_conditions_are_measured_again(tiny, tmp_path: Path, text):
+    made = several(tiny)
+    job = trained_job(made, tmp_path)
+    assert measure_conditions(made, [job]) == {}
+    before = json.loads((job.folder / "conditions.json").read_text())
+    (job.folder / "conditions.json").write_text(text)
+    assert not compare(made, [job])[1].values
+    assert measure_conditions(made, [job]) == {}
+    assert json.loads((job.folder / "conditions.json").read_text()) == before
+
+
+def test_kept_conditions_grow_with_those_of_the_run(tiny, tmp_path: Path):
+    made = several(tiny)
+    job = trained_job(made, tmp_path / "runs")
+    measure_conditions(made, [job])
+    whole = json.loads((job.folder / "conditions.json").read_text())
+    (job.folder / "conditions.json").write_text(json.dumps({"10 %": whole["10 %"]}))
+    kept = tmp_path / "results" / job.cell.name / "conditions.json"
+    for content in ({"10 %": whole["10 %"]}, {**whole, "10 %": {"top1": 0.0}}):
+        (job.folder / "conditions.json").write_text(json.dumps(content))
+        collect([job], tmp_path / "results")
+    assert json.loads(kept.read_text()) == whole
+
+
+def test_a_kept_table_does_not_lose_numbers(tiny, tmp_path: Path):
+    job = trained_job(tiny, tmp_path)
+    assert write_table(tiny, "paper", tmp_path, shrinks=False) == ""
+    before = (tmp_path / "table.json").read_text()
+    (job.folder / "record.json").unlink()
+    assert "have fewer numbers of mean, clean" in write_table(tiny, "paper", tmp_path, shrinks=False)
+    assert (tmp_path / "table.json").read_text() == before
+    assert write_table(tiny, "paper", tmp_path) == ""
+    assert json.loads((tmp_path / "table.json").read_text())["numbers"][0]["values"] == []
+
+
+def test_a_network_that_did_not_converge_counts_as_done_and_not_as_a_number(tiny, tmp_path: Path):
+    job = trained_job(tiny, tmp_path / "runs")
+    record = Record.read(job.folder)
+    lost = replace(record, status="diverged", results={}, failure={"step": 3, "where": "layer a"})
+    lost.write(job.folder)
+    assert job.is_done
+    annotate(tiny, "paper", [job])
+    assert measure_conditions(tiny, [job]) == {}
+    assert draw(replace(tiny, draws=(lambda finished: pytest.fail("drawn"),)), [job], tmp_path) == []
+    line, outliers, _ = compare(tiny, [job])
+    assert (line.values, line.diverged, line.difference) == ((), (0,), None)
+    assert "N/C" in table(tiny, [line])
+    assert outliers.diverged == (0,)
+    assert as_data(tiny, "paper", [line], ["a doubt"])["numbers"][0]["diverged"] == (0,)
+    assert collect([job], tmp_path / "results") == []
+    assert Record.read(tmp_path / "results" / job.cell.name).status == "diverged"
+
+
+@pytest.mark.parametrize(
+    "values, diverged, text",
+    [((), 0, "–"), ((), 2, "N/C"), ((1.0,), 0, "1.00"), ((1.0, 2.0), 1, "1.50 ± 0.71 (1 N/C)")],
+)
+def test_numbers_over_seeds_say_how_many_did_not_converge(values, diverged, text):
+    assert spread(values, diverged) == text
