@@ -258,3 +258,17 @@ def test_no_damage_to_a_value_stops_the_page(seed, tmp_path):
         if draw.random() < 0.5:
             write(path, damaged(json.loads(path.read_text()), draw))
     parsed(page_of(tmp_path))
+
+
+def test_a_network_that_did_not_converge_is_shown_as_such_and_counts_for_nothing(tmp_path):
+    make_run(tmp_path / "good")
+    folder = make_run(tmp_path / "bad", seed=1)
+    held = json.loads((folder / "record.json").read_text())
+    held |= {"status": "diverged", "results": {}, "failure": {"step": 3, "message": "the loss is not finite at step 3"}}
+    (folder / "record.json").write_text(json.dumps(held))
+    found = read_folder(tmp_path)
+    assert not found.left_out
+    assert [run.notes for run in found.runs if run.nonfinite] == [
+        ("did not converge: the loss is not finite at step 3",)
+    ]
+    assert "bad (not finite)" in words_of(tmp_path)

@@ -31,6 +31,7 @@ RUN_FILES = (RECORD, RECIPE, METRICS)
 FORMAT = 1
 SHARES = ("top1", "top5")
 UNFINISHED = "unfinished"
+DIVERGED = "diverged"  # a record without results: the network did not converge
 MOST_LINES = 80
 VERSIONS = ("torch", "hyperball")
 
@@ -154,6 +155,9 @@ def read_run(folder: Path, name: str) -> Run:
         results = {"last": dict(metrics.evaluations[-1].values)} if metrics.evaluations else {}
         failed = bool(metrics.failures)
         return Run(name, folder, recipe, UNFINISHED, results, {}, {}, metrics.failures, *curves, failed)
+    if record.get("status") == DIVERGED:
+        told = f"did not converge: {clipped(mapping(record, 'failure', RECORD).get('message', ''))}"
+        return Run(name, folder, recipe, UNFINISHED, {}, {}, conditions(record), (told,), *curves, True)
     found = mapping(record, "results", RECORD)
     results = {key: numbers(mapping(found, key, RECORD)) for key in ("last", "best", "first_epoch") if found.get(key)}
     if "top1" not in results.get("last", {}):
