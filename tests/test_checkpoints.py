@@ -65,6 +65,21 @@ def test_a_run_that_was_cut_off_ends_with_the_same_bits(name: str, tmp_path: Pat
     assert losses(tmp_path / "whole") == losses(tmp_path / "cut")
 
 
+def test_a_report_over_an_interval_that_was_cut_is_that_of_the_whole_run(tmp_path: Path) -> None:
+    changes = {"log.every": 5, "log.checkpoint_steps": 4}
+    run(tmp_path / "whole", changes)
+    with pytest.raises(Crash):
+        run(tmp_path / "cut", changes, progress=crash_at(10))
+    assert resume(tmp_path / "cut", accelerator="cpu").notes == ["resumed at step 8"]
+    reports = [
+        [(line["step"], line["loss"], line["accuracy"]) for line in read_metrics(tmp_path / name / "metrics.jsonl")
+         if line["kind"] == "train"]
+        for name in ("whole", "cut")
+    ]  # fmt: skip
+    assert reports[0] == reports[1]
+    assert 10 in [step for step, _, _ in reports[0]]
+
+
 def test_results_of_before_are_remembered(tmp_path: Path) -> None:
     whole = run(tmp_path / "whole")
     with pytest.raises(Crash):

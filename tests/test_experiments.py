@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from experiment_cases import tiny_recipe, tiny_table
 
 from hyperball import models
 from hyperball.experiments.collecting import collect, seeds_in, write_table
@@ -258,22 +259,9 @@ def test_difference_is_ours_less_the_papers():
     assert Comparison("seg", "cosine", 30.0, (), ()).mean is None
 
 
-def tiny_recipe(**changes) -> Recipe:
-    recipe = Recipe.from_dict({
-        "data": {"name": "clouds", "train_size": 20, "test_size": 20, "points": 16},
-        "model": {"name": "points", "pool": "mean"}, "epochs": 1, "batch_size": 10,
-    })  # fmt: skip
-    return recipe.override(changes)
-
-
 @pytest.fixture(scope="module")
 def tiny() -> Experiment:
-    entry = Entry(
-        "mean", "clean", tiny_recipe(), 80.0, {"50 %": {"outliers": 0.5}}, {"50 %": 40.0}, also={"map_raw": 70.0}
-    )
-    other = Entry("max", "clean", tiny_recipe(**{"model.pool": "max"}), None)
-    reduction = Reduction(lambda recipe: recipe, "nothing")
-    return Experiment("tiny", "A tiny table", "nobody", "error", (entry, other), reduction, also=("map_raw", "ece"))
+    return tiny_table()
 
 
 def test_finished_cells_are_compared_and_the_others_left_open(tiny, tmp_path: Path):

@@ -5,32 +5,20 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from experiment_cases import tiny_table
 
 from hyperball.experiments import reproduce
 from hyperball.experiments.collecting import collect, write_table
 from hyperball.experiments.reproduce import annotate, as_data, compare, draw, jobs_of, measure_conditions, table
-from hyperball.experiments.table import Entry, Experiment, Reduction
+from hyperball.experiments.table import Experiment
 from hyperball.experiments.text import spread
-from hyperball.training import Recipe, train
+from hyperball.training import train
 from hyperball.training.record import Record
-
-
-def tiny_recipe(**changes) -> Recipe:
-    recipe = Recipe.from_dict({
-        "data": {"name": "clouds", "train_size": 20, "test_size": 20, "points": 16},
-        "model": {"name": "points", "pool": "mean"}, "epochs": 1, "batch_size": 10,
-    })  # fmt: skip
-    return recipe.override(changes)
 
 
 @pytest.fixture(scope="module")
 def tiny() -> Experiment:
-    entry = Entry(
-        "mean", "clean", tiny_recipe(), 80.0, {"50 %": {"outliers": 0.5}}, {"50 %": 40.0}, also={"map_raw": 70.0}
-    )
-    other = Entry("max", "clean", tiny_recipe(**{"model.pool": "max"}), None)
-    reduction = Reduction(lambda recipe: recipe, "nothing")
-    return Experiment("tiny", "A tiny table", "nobody", "error", (entry, other), reduction, also=("map_raw", "ece"))
+    return tiny_table()
 
 
 def trained_job(tiny, out: Path):

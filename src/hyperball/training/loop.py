@@ -267,12 +267,13 @@ class Run:
         """Write a checkpoint of everything that resuming needs."""
         self.parts.step.settle()
         self.parts.step.verify(self.step)
+        interval = self.parts.step.interval()
         if self.engine.is_first:
-            save_checkpoint(self.run_dir / CHECKPOINTS, self.checkpoint())
+            save_checkpoint(self.run_dir / CHECKPOINTS, self.checkpoint(interval))
         if self.engine.world_size > 1:
             self.engine.fabric.barrier()
 
-    def checkpoint(self) -> Checkpoint:
+    def checkpoint(self, interval: list[float]) -> Checkpoint:
         parts = self.parts
         tensors, values = optimizers.state_by_name(parts.parts.inner)
         sections = {"model": parts.network.model.state_dict(), "optimizer": tensors}
@@ -288,6 +289,7 @@ class Run:
             "schedule": parts.schedule.state_dict(),
             "optimizer": values,
             "scaler": parts.step.scaler_state(),
+            "interval": interval,
             "projection": None if parts.projection is None else parts.projection.state_dict(),
             "homotopy": None if parts.homotopy is None else parts.homotopy.state_dict(),
             "results": self.results,
@@ -318,6 +320,8 @@ class Run:
             parts.homotopy.load_state_dict(info["homotopy"])
         parts.schedule.load_state_dict(info["schedule"])
         parts.step.load_scaler_state(info["scaler"])
+        if "interval" in info:
+            parts.step.load_interval(info["interval"])
         self.step, self.results, self.images = checkpoint.step, info["results"], info["images"]
         self.seconds = dict(info["seconds"])
         self.notes = list(info["notes"])

@@ -176,6 +176,22 @@ class Step:
         self.sums.zero_()
         return loss / max(steps, 1), hits / max(samples, 1)
 
+    def interval(self) -> list[float]:
+        """Loss, hits and samples since the last report, over all processes, and the steps of each."""
+        sums = self.sums.clone()
+        if self.engine.world_size > 1:
+            sums = self.engine.fabric.all_reduce(sums, reduce_op="sum")
+        return [*sums.tolist(), self.steps * self.engine.world_size]
+
+    def load_interval(self, held: list[float]) -> None:
+        """Go on with an interval that was begun, by as many processes as there were."""
+        loss, hits, samples, steps = held
+        world = self.engine.world_size
+        self.steps = round(steps / world)
+        if self.engine.is_first and steps:
+            loss *= self.steps * world / steps
+            self.sums.copy_(torch.tensor([loss, hits, samples], dtype=self.sums.dtype))
+
     def settle(self) -> None:
         """Raise where a loss since the last report was not finite, so that no spoiled weights are saved."""
         if int(self.bad) >= 0:
@@ -236,14 +252,14 @@ class Step:
     def prepare(self) -> None:
         """Compile, warm up and capture, falling back with a recorded reason; weights and state stay as they were."""
         self.pending = False
-        snapshot = Snapshot(self.parts)
+        snapshot, sums = Snapshot(self.parts), self.sums.clone()
         if self.compiled.on:
             self.compiled = self.try_compile()
             snapshot.restore()
         if self.captured.on:
             self.captured = self.try_capture()
             snapshot.restore()
-        self.sums.zero_()
+        self.sums.copy_(sums)
         self.bad.fill_(-1)
 
     def try_compile(self) -> Decision:
