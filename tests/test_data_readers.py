@@ -226,7 +226,9 @@ def test_wrong_idx_file_is_named(tmp_path: Path, case: str, packed: bool) -> Non
     refused(lambda: read_idx_set(tmp_path, TINY_MNIST), str(path), expected)
 
 
-@pytest.mark.parametrize("content", [b"", b"not gzip at all", gzip.compress(bytes(5000))[:-6]])
+@pytest.mark.parametrize(
+    "content", [b"", b"not gzip at all", gzip.compress(bytes(5000))[:-6]], ids=["empty", "no gzip", "cut off"]
+)
 def test_broken_gzip_is_named(tmp_path: Path, content: bytes) -> None:
     path = write_idx(tmp_path, TINY_MNIST, packed=True) / "t10k-labels-idx1-ubyte.gz"
     path.write_bytes(content)
