@@ -13,6 +13,7 @@ WORTH = 8  # fewer steps would not pay for the capture
 
 Step = Callable[[Tensor], Tensor]
 _LATEST: dict[torch.device, torch.cuda.CUDAGraph] = {}  # whose memory the next graph of that device uses again
+_STREAMS: dict[torch.device, torch.cuda.Stream] = {}  # on which graphs are captured: memory is used again on its stream
 
 
 def repeat(step: Step, start: Tensor, count: int) -> Tensor:
@@ -32,7 +33,8 @@ def repeat(step: Step, start: Tensor, count: int) -> Tensor:
 def replayed(step: Step, start: Tensor, count: int) -> tuple[Tensor, int]:
     """The point after as many steps as could be made, and their number: all of them, or those before the capture."""
     held, graph = start.clone(), torch.cuda.CUDAGraph()
-    here, side = torch.cuda.current_stream(start.device), torch.cuda.Stream(start.device)
+    here = torch.cuda.current_stream(start.device)
+    side = _STREAMS.get(start.device) or _STREAMS.setdefault(start.device, torch.cuda.Stream(start.device))
     side.wait_stream(here)
     with torch.cuda.stream(side):
         for _ in range(WARMUPS):
