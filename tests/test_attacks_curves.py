@@ -7,7 +7,7 @@ import torch
 from attack_models import sample, trained
 from torch import Tensor
 
-from hyperball.attacks import evaluate_robustness, robustness_curve
+from hyperball.attacks import RecordError, evaluate_robustness, robustness_curve
 from hyperball.data import corruptions, outliers
 
 
@@ -74,9 +74,122 @@ def test_outliers_are_those_of_the_data():
         ({"over": "epsilon", "values": [2]}, "`epsilon` must be <= 1"),
         ({"over": "epsilon", "attack": "fgms"}, "did you mean 'fgsm'?"),
         ({"over": "outliers", "values": [1.5]}, "shares in"),
+        ({"over": "noise", "values": [2.7]}, "severities in 0..5, got 2.7"),
+        ({"over": "noise", "values": ["2.5"]}, "severities in 0..5, got '2.5'"),
+        ({"over": "noise", "values": [True]}, "severities in 0..5, got True"),
+        ({"over": "noise", "values": ["strong"]}, "`values` must be a number or a fraction"),
+        ({"over": "noise", "batch_size": 0}, "`batch_size` must be a whole number >= 1"),
+        ({"over": "outliers"}, r"`inputs` must be at least one cloud of floats \[N, P, 3\]"),
     ],
 )
 def test_mistakes_are_refused(arguments, message):
     x, y = sample(4)
     with pytest.raises(ValueError, match=message):
         robustness_curve(trained(), x, y, **arguments)
+
+
+CLOUDS = torch.linspace(-1, 1, 12 * 5 * 3).view(12, 5, 3)
+
+
+def by_first_coordinate(points: Tensor) -> Tensor:
+    place = points.flatten(1)[:, 0]
+    return torch.stack([-place, place], 1)
+
+
+@pytest.mark.parametrize("over", ["outliers", "noise"])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (lambda x, y: (x, y[:, None]), "`labels` must be 12 integers"),
+        (lambda x, y: (x, y[:5]), "`labels` must be 12 integers"),
+        (lambda x, y: (x, y.float()), "`labels` must be 12 integers"),
+        (lambda x, y: (x, y + 5), r"`labels` must be in 0..1, the model's 2 classes"),
+        (lambda x, y: (x[:0], y[:0]), "`inputs` must be at least one"),
+    ],
+)
+def test_labels_and_samples_are_checked_under_damage_too(over, change, message):
+    clouds = CLOUDS if over == "outliers" else CLOUDS.abs().view(12, 1, 5, 3)
+    inputs, labels = change(clouds, torch.arange(12) % 2)
+    with pytest.raises(ValueError, match=message):
+        robustness_curve(by_first_coordinate, inputs, labels, over)
+
+
+@pytest.mark.parametrize("over", ["outliers", "noise"])
+def test_logits_that_are_not_finite_count_as_wrong_under_damage(over):
+    clouds = CLOUDS if over == "outliers" else CLOUDS.abs().view(12, 1, 5, 3)
+    curve = robustness_curve(lambda z: torch.full((len(z), 2), torch.nan), clouds, torch.zeros(12).long(), over, [0])
+    assert curve.accuracies == [0.0]
+
+
+@pytest.mark.parametrize("over", ["outliers", "noise"])
+def test_a_model_that_writes_into_its_input_leaves_the_samples_as_they_are(over):
+    clouds = CLOUDS.clone() if over == "outliers" else CLOUDS.abs().view(12, 1, 5, 3)
+    before = clouds.clone()
+    robustness_curve(lambda z: by_first_coordinate(z.sub_(0.5)), clouds, torch.zeros(12).long(), over, [0, 1])
+    assert torch.equal(clouds, before)
+
+
+@pytest.mark.parametrize("over, values", [("epsilon", ["0", 1]), ("blur", [0, 5])])
+def test_a_finished_curve_is_read_and_not_computed_again(tmp_path, over, values):
+    model, (x, y) = trained(), sample(20)
+    options = {"over": over, "values": values, "attack": "fgsm", "path": tmp_path / "curve.json"}
+    first = robustness_curve(model, x, y, **options)
+    calls = []
+    again = robustness_curve(model, x, y, **options, progress=lambda *line: calls.append(line))
+    assert again == first
+    assert calls == []
+    robustness_curve(model, x, y, **options, resume=False, progress=lambda *line: calls.append(line))
+    assert calls
+
+
+@pytest.mark.parametrize("over, values", [("epsilon", ["0", 1]), ("blur", [0, 5])])
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        ({"network": 1}, "of another evaluation"),
+        ({"over": "contrast"}, "`over` is '.*' there and 'contrast' here"),
+        ({"values": [0]}, "`values` is "),
+        ({"seed": 3}, "`seed` is 0 there and 3 here"),
+    ],
+)
+def test_another_curve_at_the_same_path_is_refused_and_stays(tmp_path, over, values, change, message):
+    x, y = sample(20)
+    path = tmp_path / "curve.json"
+    options = {"over": over, "values": values, "attack": "fgsm", "path": path}
+    robustness_curve(trained(), x, y, **options)
+    held = path.read_text()
+    model = trained(seed=change.get("network", 0))
+    with pytest.raises(RecordError, match=message):
+        robustness_curve(model, x, y, **options | {key: value for key, value in change.items() if key != "network"})
+    assert path.read_text() == held
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("text", ["[]", "null", "{}", '{"over": "epsilon"}', "no JSON"])
+def test_a_file_that_is_no_curve_is_refused_and_stays(tmp_path, text):
+    path = tmp_path / "notes.json"
+    path.write_text(text)
+    x, y = sample(4)
+    with pytest.raises(RecordError, match=r"notes\.json is not? "):
+        robustness_curve(trained(), x, y, values=[0], path=path)
+    assert path.read_text() == text
+
+
+def test_what_an_attack_lacks_is_refused_before_a_journal_is_there(tmp_path):
+    x, y = sample(4)
+    with pytest.raises(ValueError, match="`source` must be given"):
+        robustness_curve(trained(), x, y, attack="transfer", path=tmp_path / "curve.json")
+    with pytest.raises(ValueError, match="gives no gradient"):
+        robustness_curve(lambda z: trained()(z.detach()), x, y, attack="fgsm", path=tmp_path / "curve.json")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_budgets_in_l2_are_lengths_up_to_the_farthest_image():
+    x, y = sample(20)
+    curve = robustness_curve(trained(), x, y, attack="fgsm", norm="l2")
+    assert curve.values == [0, 0.125, 0.25, 0.5, 1, 2, 4, 8]
+    assert curve.accuracies[-1] < curve.accuracies[0]
+    small = robustness_curve(
+        by_first_coordinate, x[:, :, :2, :2], (x[:, 0, 0, 0] > 0).long(), attack="noise", norm="l2"
+    )
+    assert small.values == [0, 0.125, 0.25, 0.5, 1, 2]

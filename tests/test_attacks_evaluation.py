@@ -144,7 +144,7 @@ def test_checks_run_by_default_and_every_table_prints_the_doubts():
     x, y = sample(40)
     result = evaluate_robustness(
         Quantized(trained()).eval(), x, y,
-        epsilon=EPSILON, attacks=["fgsm", "transfer"], source=trained(), check_images=20,
+        epsilon=EPSILON, attacks=["bim", "transfer"], source=trained(), check_images=20,
     )  # fmt: skip
     assert len(result.doubts) >= 4
     assert all(doubt in result.table() for doubt in result.doubts)

@@ -121,9 +121,9 @@ def test_graph_after_graph_takes_no_more_memory(model, batch):
         ascend(net, x[:count], objective, EPSILON, step=EPSILON / 8, iterations=12, replay=True)
         return torch.cuda.memory_reserved()
 
-    first = climb(len(y))
-    assert max(climb(len(y) - round) for round in range(8)) <= first + 2**21
+    taken = [climb(len(y) - round) for round in range(10)]
     captured.release()
+    assert max(taken[2:]) <= taken[1] + 20 * 2**20, taken  # a block of the allocator's; a graph of its own takes more
 
 
 def test_a_step_that_cannot_be_captured_goes_on_as_it_began(model, batch):

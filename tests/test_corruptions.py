@@ -101,6 +101,9 @@ def test_an_occlusion_is_one_gray_square_inside(severity):
         ((IMAGES, "nois", 1), "unknown corruption 'nois'; did you mean 'noise'?"),
         ((IMAGES, "noise", 0), "`severity` must be one of"),
         ((IMAGES, "noise", True), "`severity` must be one of"),
+        ((IMAGES, "noise", 3.0), "`severity` must be one of .*, got 3.0"),
+        ((IMAGES, "noise", "3"), "`severity` must be one of .*, got '3'"),
+        ((IMAGES, "noise", [3]), "`severity` must be one of"),
         ((2 * IMAGES, "noise", 1), r"`images` must be in \[0, 1\], got values from"),
         ((IMAGES[0], "noise", 1), r"`images` must be \[B, C, H, W\], got \(3, 32, 32\)"),
     ],
@@ -108,3 +111,15 @@ def test_an_occlusion_is_one_gray_square_inside(severity):
 def test_mistakes_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         corrupt(*arguments)
+
+
+@pytest.mark.parametrize("name", names())
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.float32])
+def test_no_images_are_no_images(name, dtype):
+    found = corrupt(torch.zeros(0, 3, 8, 8, dtype=dtype), name, 3)
+    assert found.shape == (0, 3, 8, 8)
+    assert found.dtype == torch.float32
+
+
+def test_a_severity_may_be_a_whole_number_of_numpy():
+    assert torch.equal(corrupt(IMAGES, "noise", np.int64(3)), corrupt(IMAGES, "noise", 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,18 +18,23 @@ NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 FRACTION = re.compile(rf"\s*({NUMBER})\s*(?:/\s*({NUMBER})\s*)?")
 
 
-def parse_epsilon(value: float | str, name: str = "epsilon") -> float:
+def parse_epsilon(value: Any, name: str = "epsilon") -> float:
     """A number ≥ 0, or a text such as "8/255", "0.03" or "1e-2"; nothing in a text is evaluated.
 
     >>> parse_epsilon("51/255")
     0.2
     """
-    number = _fraction(value, name) if isinstance(value, str) else value
-    if isinstance(number, bool) or not isinstance(number, int | float):
+    number = value.item() if isinstance(value, Tensor) and value.numel() == 1 else value
+    number = _fraction(value, name) if isinstance(value, str) else number
+    if isinstance(number, bool) or not isinstance(number, numbers.Real):
         raise TypeError(f'`{name}` must be a number or a text such as "8/255", got {value!r}')
-    if not (number >= 0 and math.isfinite(number)):
-        raise ValueError(f"`{name}` must be finite and >= 0, got {value!r}")
-    return float(number)
+    try:
+        found = float(number)
+    except OverflowError:
+        found = math.inf
+    if not (found >= 0 and math.isfinite(found)):
+        raise ValueError(f"`{name}` must be finite and >= 0, got {value!r:.40}")
+    return found
 
 
 def _fraction(text: str, name: str) -> float:
@@ -61,7 +67,7 @@ def check_images(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"`inputs` must be at least one image [N, C, H, W], got {got}")
     if inputs.dtype != torch.uint8 and not inputs.is_floating_point():
         raise TypeError(f"`inputs` must be uint8 or floating point, got {inputs.dtype}")
-    if not isinstance(labels, Tensor) or labels.shape != inputs.shape[:1] or labels.is_floating_point():
+    if not isinstance(labels, Tensor) or labels.shape != inputs.shape[:1] or not is_whole(labels.dtype):
         found = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
         raise ValueError(f"`labels` must be {len(inputs)} integers, one an image, got {found}")
     inputs = to_float(inputs)
@@ -72,6 +78,20 @@ def check_images(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
             "normalization belongs into the model"
         )
     return inputs, labels.long()
+
+
+def is_whole(dtype: torch.dtype) -> bool:
+    """Whether a dtype is one of integers; bool is not."""
+    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+
+
+def check_mode() -> None:
+    """Refuse inference mode, in which nothing has a gradient."""
+    if torch.is_inference_mode_enabled():
+        raise RuntimeError(
+            "attacks need gradients, which torch.inference_mode() switches off for good; call them outside of it "
+            "(inside torch.no_grad() they work)"
+        )
 
 
 def check_labels(labels: Tensor, classes: int) -> None:
@@ -108,6 +128,12 @@ def check_logits(logits: Any, count: int, name: str = "model") -> int:
 def check_count(name: str, value: Any, least: int = 1) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise ValueError(f"`{name}` must be a whole number >= {least}, got {value!r}")
+
+
+def check_positive(**values: float) -> None:
+    for name, value in values.items():
+        if isinstance(value, str) or not (value > 0 and math.isfinite(value)):
+            raise ValueError(f"`{name}` must be finite and > 0, got {value!r}")
 
 
 def device_of(model: Any, default: torch.device) -> torch.device:

@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyperball.attacks.adapted import adapt
 from hyperball.attacks.arguments import (
     check_count,
     check_epsilon,
     check_images,
     check_labels,
-    check_logits,
+    check_mode,
     check_model,
     device_of,
 )
@@ -24,7 +25,7 @@ from hyperball.attacks.journal import Journal, from_tree, to_tree
 from hyperball.attacks.methods.auto import seeded
 from hyperball.attacks.methods.table import parse
 from hyperball.attacks.methods.task import Attack, Model, Task, Verdict, judge
-from hyperball.attacks.norms import Norm, find_norm
+from hyperball.attacks.norms import Norm, find_norm, wide
 from hyperball.data.hashing import fold, key_of
 
 Progress = Callable[[str, int, int], None]
@@ -139,7 +140,8 @@ def make_bench(
     source: Any = None,
     progress: Progress | None = None,
 ) -> Bench:
-    """The bench of checked arguments; inputs may be bytes, and stay on the device they are on."""
+    """The bench of checked arguments; inputs may be bytes or halves, and stay on the device they are on."""
+    check_mode()
     called = check_model(model)
     if source is not None:
         check_model(source, "source")
@@ -147,12 +149,14 @@ def make_bench(
         check_count("batch_size", batch_size)
     check_count("seed", seed, least=0)
     images, targets = check_images(inputs, labels)
+    images = wide(images)
     kind = find_norm(norm)
     budget = check_epsilon(epsilon, kind, images.shape[1:])
     device = device_of(model, images.device)
-    with torch.no_grad():
-        classes = check_logits(called(images[:2].to(device)), min(2, len(images)))
-        if source is not None and check_logits(source(images[:2].to(device)), min(2, len(images)), "source") != classes:
+    called, classes = adapt(called, images[:2].to(device), "model")
+    if source is not None:
+        source, others = adapt(source, images[:2].to(device), "source")
+        if others != classes:
             raise ValueError(f"`source` must have the {classes} classes of the model")
     check_labels(targets, classes)
     batch = batch_size or default_batch(device, images[0].numel())

@@ -7,12 +7,17 @@ import platform
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hyperball._version import __version__
 from hyperball.attacks.bench import Bench
-from hyperball.attacks.journal import fingerprint
+from hyperball.attacks.journal import fingerprint, rounded
+from hyperball.attacks.methods.auto import seeded
+from hyperball.attacks.methods.task import Model
 
 FORMAT = 1
+PROBES, LOGITS = 4, 32  # of a model's answers, which tell it from one of the same weights
+WITHIN, TF32_WITHIN = 1e-4, 5e-3  # of the largest: what two processes on one kind of device may differ by
 PACKAGES = ("torch", "numpy", "pyautoattack")
 
 
@@ -30,7 +35,21 @@ def identify(bench: Bench, model: Any, source: Any) -> dict[str, Any]:
         "source_sha256": None if source is None else _sha256(source),
         "data_sha256": fingerprint(bench.inputs, bench.labels),
         **_place(bench.device),
+        "answers": answers(bench, bench.model),
+        "source_answers": None if bench.source is None else answers(bench, bench.source),
     }
+
+
+@torch.no_grad()
+def answers(bench: Bench, model: Model) -> dict[str, Any]:
+    """Logits of the first images and their negatives: hooks, attributes and functions are in no state dict."""
+    x = bench.task(torch.arange(min(PROBES, len(bench.labels)))).x
+    with seeded(bench.seed, bench.device):
+        logits: Tensor = model(torch.cat([x, 1 - x]))
+    logits = logits if logits.is_floating_point() else logits.float()
+    coarse = _place(bench.device)["tf32"]
+    within = max(TF32_WITHIN if coarse else WITHIN, 4 * torch.finfo(logits.dtype).eps)
+    return {"within": within, "logits": [rounded(row) for row in logits[:, :LOGITS].detach().float().cpu()]}
 
 
 def _sha256(model: Any) -> str | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,26 +11,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyperball.attacks import captured
+from hyperball.attacks.adapted import adapt
 from hyperball.attacks.arguments import (
     check_count,
     check_epsilon,
-    check_images,
     check_labels,
     check_logits,
     check_model,
     device_of,
     parse_epsilon,
 )
-from hyperball.attacks.bench import Progress, default_batch, make_bench
+from hyperball.attacks.bench import Bench, Progress, default_batch, make_bench
 from hyperball.attacks.conditions import identify, versions
-from hyperball.attacks.journal import Journal, journal_path, write_json
+from hyperball.attacks.gradient import gradient
+from hyperball.attacks.journal import Journal, RecordError, check_identity, journal_path, read_json, write_json
 from hyperball.attacks.methods.auto import seeded
 from hyperball.attacks.methods.table import parse
-from hyperball.attacks.methods.task import Attack, Model
+from hyperball.attacks.methods.task import Attack, cross_entropy
+from hyperball.attacks.norms import find_norm
 from hyperball.data import corruptions
 from hyperball.data.points import outliers
 
-EPSILONS = ("0", "1/255", "2/255", "4/255", "8/255", "16/255", "32/255", "64/255", "128/255")
+EPSILONS: dict[str, tuple[str, ...]] = {
+    "linf": ("0", "1/255", "2/255", "4/255", "8/255", "16/255", "32/255", "64/255", "128/255"),
+    "l2": ("0", "1/8", "1/4", "1/2", "1", "2", "4", "8"),
+}
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
 SLACK = 0.01  # by how much accuracy may rise with the budget before that is a doubt
 
@@ -51,6 +57,15 @@ class Curve:
     def write(self, path: str | Path) -> None:
         """Write JSON, whole or not at all."""
         write_json(Path(path), self.to_dict())
+
+    @classmethod
+    def read(cls, path: str | Path) -> Curve:
+        """The curve of a file."""
+        tree = read_json(Path(path))
+        kinds = {"over": str, "values": list, "accuracies": list, "conditions": dict, "doubts": list}
+        if not isinstance(tree, dict) or not all(isinstance(tree.get(key), kind) for key, kind in kinds.items()):
+            raise RecordError(f"{path} is no robustness curve; move it away or write elsewhere")
+        return cls(**{key: tree[key] for key in kinds})
 
 
 def robustness_curve(
@@ -73,77 +88,84 @@ def robustness_curve(
 
     Every value is a run of its own on all samples. `values` are budgets or texts such as "8/255"; severities 0 (clean)
     to 5; or shares of points in [0, 1] that become outliers. The doubts name budgets at which accuracy rises.
-    `path` gets the curve as JSON, and while attacks go on a journal beside it, from which the same call goes on.
+    `path` gets the curve as JSON, and while attacks go on a journal beside it, from which the same call goes on. A
+    curve that is there already is read; one of another model, other data or other values is refused.
     """
+    check_count("seed", seed, least=0)
+    if values is not None and (isinstance(values, str) or not isinstance(values, Iterable) or not len(values)):
+        raise ValueError(f"`values` must have at least one entry, as in [0, 0.5], got {values!r}")
     target = None if path is None else Path(path)
-    if over == "epsilon":
-        with seeded(seed, device_of(model, torch.device("cpu"))):
-            curve = _over_epsilon(
-                model, inputs, labels, values, parse(attack), target, resume,
-                norm=norm, batch_size=batch_size, seed=seed, source=source, progress=progress,
-            )  # fmt: skip
-    else:
-        curve = _over_damage(model, inputs, labels, over, values, batch_size, seed, progress)
-    if target is not None:
-        curve.write(target)
-        journal_path(target).unlink(missing_ok=True)
-    return curve
-
-
-def _over_damage(
-    model: Any,
-    inputs: Tensor,
-    labels: Tensor,
-    over: str,
-    values: Sequence[float | str] | None,
-    batch_size: int | None,
-    seed: int,
-    progress: Progress | None,
-) -> Curve:
-    if over != "outliers" and over not in corruptions.TABLE:
-        known = ("epsilon", "outliers", *corruptions.names())
-        raise ValueError(f"`over` must be one of {', '.join(known)}, got {over!r}")
-    called = check_model(model)
-    if batch_size is not None:
-        check_count("batch_size", batch_size)
-    batch_size = batch_size or default_batch(device_of(model, inputs.device), inputs[0].numel())
-    change, marks = _changes(over, inputs, labels, values, seed)
-    accuracies = []
-    for number, value in enumerate(marks):
-        accuracies.append(_accuracy(called, lambda part, v=value: change(part, v), labels, batch_size, inputs.device))  # type: ignore[misc]
-        if progress is not None:
-            progress(over, number + 1, len(marks))
-    return Curve(over, marks, accuracies, {"images": len(labels), "seed": seed, "versions": versions()})
+    with seeded(seed, device_of(model, torch.device("cpu"))):
+        if over != "epsilon":
+            return _over_damage(model, inputs, labels, over, values, target, resume, batch_size, seed, progress)
+        chosen = parse(attack)
+        bench = make_bench(
+            model, inputs, labels,
+            epsilon=0.0, norm=norm, batch_size=batch_size, seed=seed, source=source, progress=progress,
+        )  # fmt: skip
+        identity = {key: held for key, held in identify(bench, model, source).items() if key != "epsilon"}
+        try:
+            return _over_epsilon(bench, values, chosen, identity | {"attack": str(chosen)}, target, resume)
+        finally:
+            captured.release()
 
 
 def _over_epsilon(
-    model: Any,
-    inputs: Tensor,
-    labels: Tensor,
+    bench: Bench,
     values: Sequence[float | str] | None,
     attack: Attack,
+    identity: dict[str, Any],
     target: Path | None,
     resume: bool,
-    **options: Any,
 ) -> Curve:
-    budgets = [parse_epsilon(value) for value in (EPSILONS if values is None else values)]
-    _check_values(budgets)
-    bench = make_bench(model, inputs, labels, epsilon=max(budgets), **options)
-    for budget in budgets:
-        check_epsilon(budget, bench.norm, bench.inputs.shape[1:])
-    identity = {key: held for key, held in identify(bench, model, options["source"]).items() if key != "epsilon"}
-    journal = Journal(None if target is None else journal_path(target), identity | {"curve": str(attack)}, resume)
+    budgets = _budgets(values, bench)
+    finished = _finished(target if resume else None, "epsilon", budgets, identity)
+    if finished is not None:
+        return finished
+    check_attack(bench.at(max(budgets)), attack)
+    journal = Journal(None if target is None else journal_path(target), identity, resume)
     bench = replace(bench, journal=journal)
     clean = bench.clean()
     accuracies = [bench.at(budget).run(attack, clean).accuracy for budget in budgets]
-    conditions = identity | {"attack": str(attack), "chance": 1 / bench.classes, "versions": versions()}
     rises = [
         f"accuracy rises from {100 * low:.1f} % at epsilon {a:.4g} to {100 * high:.1f} % at {b:.4g}: "
         "a larger budget holds every point of a smaller one"
         for (a, low), (b, high) in _neighbors(budgets, accuracies)
         if high > low + SLACK
     ]
-    return Curve("epsilon", budgets, accuracies, conditions, rises)
+    conditions = identity | {"chance": 1 / bench.classes, "versions": versions()}
+    curve = Curve("epsilon", budgets, accuracies, conditions, rises)
+    if target is not None:
+        curve.write(target)
+    journal.close()
+    return curve
+
+
+def check_attack(bench: Bench, attack: Attack) -> None:
+    """Refuse what an attack lacks (a gradient, a source, an extra, a layer) before it has run."""
+    task = bench.task(torch.arange(min(2, len(bench.labels))))
+    attack.stages(task)
+    if attack.white_box and bench.epsilon > 0:
+        gradient(task.model, task.x, lambda logits: cross_entropy(logits, task.y).sum())
+
+
+def _budgets(values: Sequence[float | str] | None, bench: Bench) -> list[float]:
+    """The budgets as numbers; by default those of the norm's list that pixels in [0, 1] can spend."""
+    shape = bench.inputs.shape[1:]
+    if values is not None:
+        return [check_epsilon(value, bench.norm, shape) for value in values]
+    budgets = map(parse_epsilon, EPSILONS[bench.norm.name])
+    return [budget for budget in budgets if budget <= bench.norm.reach(shape)]
+
+
+def _finished(path: Path | None, over: str, values: list[float], identity: dict[str, Any]) -> Curve | None:
+    """The curve that is there already; one of another evaluation is refused."""
+    if path is None or not path.exists():
+        return None
+    curve = Curve.read(path)
+    known = {**curve.conditions, "over": curve.over, "values": curve.values}
+    check_identity(path, known, {"over": over, "values": values, **identity})
+    return curve
 
 
 def _neighbors(values: list[float], accuracies: list[float]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
@@ -154,55 +176,126 @@ def _neighbors(values: list[float], accuracies: list[float]) -> list[tuple[tuple
 Change = Callable[[Tensor, float], Tensor]
 
 
-def _changes(
-    over: str, inputs: Tensor, labels: Tensor, values: Sequence[float | str] | None, seed: int
-) -> tuple[Change, list[float]]:
-    """The samples of given numbers at a value, and the values."""
+def _over_damage(
+    model: Any,
+    inputs: Tensor,
+    labels: Tensor,
+    over: str,
+    values: Sequence[float | str] | None,
+    target: Path | None,
+    resume: bool,
+    batch_size: int | None,
+    seed: int,
+    progress: Progress | None,
+) -> Curve:
+    if over != "outliers" and over not in corruptions.TABLE:
+        known = ("epsilon", "outliers", *corruptions.names())
+        raise ValueError(f"`over` must be one of {', '.join(known)}, got {over!r}")
     if over == "outliers":
-        marks = [parse_epsilon(value, "values") for value in (SHARES if values is None else values)]
-        _check_values(marks)
-        if max(marks) > 1:
-            raise ValueError(f"`values` must be shares in [0, 1], got {max(marks):g}")
-        held: dict[float, Tensor] = {}
+        marks = _shares(values)
+        bench = _cloud_bench(model, inputs, labels, batch_size, seed)
+        change = _outliers(bench)
+    else:
+        marks = _levels(values)
+        bench = make_bench(model, inputs, labels, epsilon=0.0, batch_size=batch_size, seed=seed)
+        change = _corruption(bench, over)
+    attacked = ("epsilon", "norm", "source_sha256")
+    identity = {key: held for key, held in identify(bench, model, None).items() if key not in attacked}
+    finished = _finished(target if resume else None, over, marks, identity)
+    if finished is not None:
+        return finished
+    accuracies = []
+    for number, value in enumerate(marks):
+        accuracies.append(_accuracy(bench, change, value))
+        if progress is not None:
+            progress(over, number + 1, len(marks))
+    curve = Curve(over, marks, accuracies, identity | {"versions": versions()})
+    if target is not None:
+        curve.write(target)
+    return curve
 
-        def clouds(part: Tensor, share: float) -> Tensor:
-            if share not in held:
-                held.clear()
-                held[share] = outliers(inputs, share, seed)
-            return held[share][part]
 
-        return clouds, marks
-    images, _ = check_images(inputs, labels)
-    levels = [0, *corruptions.SEVERITIES] if values is None else [int(value) for value in values]
-    _check_values([float(level) for level in levels])
-    for level in levels:
-        if level not in (0, *corruptions.SEVERITIES):
-            raise ValueError(f"`values` must be severities in 0..5, got {level}")
+def _cloud_bench(model: Any, inputs: Tensor, labels: Tensor, batch_size: int | None, seed: int) -> Bench:
+    """The bench of checked clouds [N, P, 3] and int64 labels [N]."""
+    called = check_model(model)
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
+    given = isinstance(inputs, Tensor)
+    if not (given and inputs.is_floating_point() and inputs.dim() == 3 and len(inputs) and inputs.shape[2] == 3):
+        got = f"{inputs.dtype} {tuple(inputs.shape)}" if given else type(inputs).__name__
+        raise ValueError(f"`inputs` must be at least one cloud of floats [N, P, 3], got {got}")
+    targets = _integers(labels, len(inputs))
+    device = device_of(model, inputs.device)
+    called, classes = adapt(called, inputs[:2].to(device), "model")
+    check_labels(targets, classes)
+    batch = batch_size or default_batch(device, max(1, inputs[0].numel()))
+    return Bench(
+        model=called, inputs=inputs, labels=targets, epsilon=0.0, norm=find_norm("linf"), classes=classes,
+        device=device, batch_size=batch, seed=seed,
+    )  # fmt: skip
+
+
+def _integers(labels: Tensor, count: int) -> Tensor:
+    """Labels [N] as int64."""
+    whole = isinstance(labels, Tensor) and not (
+        labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool
+    )
+    if not whole or labels.shape != (count,):
+        found = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(f"`labels` must be {count} integers, one a cloud, got {found}")
+    return labels.long()
+
+
+def _shares(values: Sequence[float | str] | None) -> list[float]:
+    """Shares in [0, 1]."""
+    marks = [parse_epsilon(value, "values") for value in (SHARES if values is None else values)]
+    if max(marks) > 1:
+        raise ValueError(f"`values` must be shares in [0, 1], got {max(marks):g}")
+    return marks
+
+
+def _levels(values: Sequence[float | str] | None) -> list[float]:
+    """Severities in 0..5."""
+    levels = (0, *corruptions.SEVERITIES)
+    marks = []
+    for value in levels if values is None else values:
+        level = -1.0 if isinstance(value, bool) else parse_epsilon(value, "values")
+        if level not in levels:
+            raise ValueError(f"`values` must be severities in 0..5, got {value!r}")
+        marks.append(level)
+    return marks
+
+
+def _outliers(bench: Bench) -> Change:
+    """(numbers, share) → the clouds of these numbers with that share of outliers."""
+    held: dict[float, Tensor] = {}
+
+    def clouds(part: Tensor, share: float) -> Tensor:
+        if share not in held:
+            held.clear()
+            held[share] = outliers(bench.inputs, share, bench.seed)
+        return held[share][part]
+
+    return clouds
+
+
+def _corruption(bench: Bench, name: str) -> Change:
+    """(numbers, severity) → the images of these numbers, corrupted; severity 0 is clean."""
 
     def corrupted(part: Tensor, level: float) -> Tensor:
-        chosen = images[part]
-        return corruptions.corrupt(chosen, over, int(level), seed=seed, index=part) if level else chosen
+        chosen = bench.inputs[part]
+        return corruptions.corrupt(chosen, name, int(level), seed=bench.seed, index=part) if level else chosen
 
-    return corrupted, [float(level) for level in levels]
-
-
-def _check_values(values: Sequence[float]) -> None:
-    if not values:
-        raise ValueError("`values` must have at least one entry")
+    return corrupted
 
 
 @torch.no_grad()
-def _accuracy(
-    model: Model, take: Callable[[Tensor], Tensor], labels: Tensor, batch_size: int, home: torch.device
-) -> float:
-    """The share of samples whose largest logit is that of their label."""
-    device = device_of(model, home)
-    right = torch.zeros((), dtype=torch.int64, device=device)
-    for part in torch.arange(len(labels), device=home).split(batch_size):
-        logits = model(take(part).to(device))
-        classes = check_logits(logits, len(part))
-        truth = labels.to(home)[part].to(device)
-        if int(part[0]) == 0:
-            check_labels(labels, classes)
-        right += (logits.argmax(1) == truth).sum()
-    return float(right) / len(labels)
+def _accuracy(bench: Bench, change: Change, value: float) -> float:
+    """The share of samples whose largest logit is that of their label; logits that are not finite count as wrong."""
+    right = torch.zeros((), dtype=torch.int64, device=bench.device)
+    for part in torch.arange(len(bench.labels), device=bench.inputs.device).split(bench.batch_size):
+        logits = bench.model(change(part, value).to(bench.device))
+        check_logits(logits, len(part))
+        truth = bench.labels[part.to(bench.labels.device)].to(bench.device)
+        right += ((logits.argmax(1) == truth) & logits.isfinite().all(1)).sum()
+    return float(right) / len(bench.labels)

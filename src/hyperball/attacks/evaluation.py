@@ -3,10 +3,10 @@
 A record is one JSON object (format 1):
 
 * `conditions`: epsilon (and its text), norm, images, classes, batch_size, seed, check_images, device, tf32, versions,
-  SHA-256 of model, source, inputs and labels, and what the caller adds as `about`;
+  SHA-256 of model, source, inputs and labels, `answers` (logits of a few images), and what the caller adds as `about`;
 * `clean`: accuracy, and of every image `correct` (a text of 0 and 1), `loss` and `distance`;
 * `attacks`: in the order asked for: `attack` (its text), `conditions`, `accuracy`, `stages` (accuracy after each),
-  `seconds`, `mean_distance` (of images that it broke), and of every image `correct`, `loss`, `distance`;
+  `seconds`, `mean_distance` (of images that it broke), `versions`, and of every image `correct`, `loss`, `distance`;
 * `worst_case`: the share of images that withstand all of the attacks;
 * `checks`: name, passed, numbers, doubt; `doubts`: the sentences of those that failed.
 
@@ -15,6 +15,8 @@ Losses are cross entropies; null stands for a number that is not finite.
 
 from __future__ import annotations
 
+import json
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,12 +30,26 @@ from hyperball.attacks.arguments import check_count, device_of
 from hyperball.attacks.bench import Bench, Outcome, Progress, make_bench
 from hyperball.attacks.conditions import FORMAT, identify, versions
 from hyperball.attacks.gradient import gradient
-from hyperball.attacks.journal import Journal, check_identity, from_tree, journal_path, read_json, to_tree, write_json
-from hyperball.attacks.masking import masking_checks, percent, requested
+from hyperball.attacks.journal import (
+    Journal,
+    RecordError,
+    check_identity,
+    from_tree,
+    journal_path,
+    read_json,
+    to_tree,
+    write_json,
+)
+from hyperball.attacks.lock import alone
+from hyperball.attacks.masking import finite, masking_checks, percent
 from hyperball.attacks.methods.auto import seeded
 from hyperball.attacks.methods.table import parse, parse_all
 from hyperball.attacks.methods.task import Attack, Verdict, cross_entropy
 
+SWITCHED_OFF = "masking checks were switched off, so nothing says whether gradients are masked"
+KINDS: dict[str, Any] = {
+    "conditions": dict, "clean": dict, "attacks": list, "worst_case": int | float, "checks": list, "doubts": list,
+}  # fmt: skip
 DEFAULT_ATTACKS = ("fgsm", "bim", "pgd")
 
 
@@ -55,17 +71,18 @@ class Robustness:
     def worst_case(self) -> float:
         return float(self.record["worst_case"])
 
-    def accuracy(self, attack: str) -> float:
-        """The accuracy under an attack, by its text."""
+    def accuracy(self, attack: str | Attack) -> float:
+        """The accuracy under an attack, by its text or value."""
         return float(self._entry(attack)["accuracy"])
 
-    def verdict(self, attack: str) -> Verdict:
-        """Whether each image withstood an attack, its loss and its distance."""
+    def verdict(self, attack: str | Attack) -> Verdict:
+        """Whether each image withstood an attack, its loss and its distance; a slim record has NaN for those two."""
         return from_tree(self._entry(attack))
 
-    def _entry(self, attack: str) -> dict[str, Any]:
+    def _entry(self, attack: str | Attack) -> dict[str, Any]:
+        text = str(parse(attack))
         for entry in self.record["attacks"]:
-            if entry["attack"] == attack:
+            if entry["attack"] in (attack, text):
                 return dict(entry)
         known = ", ".join(entry["attack"] for entry in self.record["attacks"])
         raise KeyError(f"the record has no attack {attack!r}; it has {known}")
@@ -94,8 +111,16 @@ class Robustness:
 
     @classmethod
     def read(cls, path: str | Path) -> Robustness:
-        """The record of a file."""
-        return cls(read_json(Path(path)))
+        """The record of a file, which must be one."""
+        record = read_json(Path(path))
+        sound = isinstance(record, dict) and all(isinstance(record.get(key), kind) for key, kind in KINDS.items())
+        if not sound or not all(_is_entry(entry) for entry in record["attacks"]):
+            raise RecordError(f"{path} is no record of robustness; move it away, or write elsewhere")
+        return cls(record)
+
+
+def _is_entry(entry: Any) -> bool:
+    return isinstance(entry, dict) and {"attack", "accuracy", "stages", "correct"} <= set(entry)
 
 
 def evaluate_robustness(
@@ -131,6 +156,7 @@ def evaluate_robustness(
     """
     chosen = parse_all(attacks)
     check_count("check_images", check_images)
+    _check_about(about)
     with seeded(seed, device_of(model, torch.device("cpu"))):  # where a model draws, the caller's generators stay
         bench = make_bench(
             model, inputs, labels,
@@ -139,8 +165,10 @@ def evaluate_robustness(
         _check_attacks(bench, chosen)
         identity = identify(bench, model, source) | {"check_images": check_images}
         conditions = identity | {"epsilon_text": str(epsilon), "versions": versions(), "about": dict(about or {})}
+        target = None if path is None else Path(path)
         try:
-            return _evaluate(bench, chosen, identity, conditions, checks, None if path is None else Path(path), resume)
+            with alone(target):
+                return _evaluate(bench, chosen, identity, conditions, checks, target, resume)
         finally:
             captured.release()
 
@@ -156,17 +184,23 @@ def _evaluate(
 ) -> Robustness:
     previous = _previous(target, identity) if target is not None and resume else None
     done = {} if previous is None else {entry["attack"]: entry for entry in previous["attacks"]}
-    if previous is not None and bool(previous["checks"]) == checks and all(str(attack) in done for attack in chosen):
+    held = [] if previous is None else previous["checks"]
+    if previous is not None and (held or not checks) and all(str(attack) in done for attack in chosen):
         return Robustness(previous)
     chosen = [*map(parse, done), *(attack for attack in chosen if str(attack) not in done)]
     journal = Journal(None if target is None else journal_path(target), identity, resume)
     bench = replace(bench, journal=journal)
     clean = bench.clean()
     entries = [done.get(str(attack)) or _entry(attack, bench.run(attack, clean), bench.epsilon) for attack in chosen]
-    found = masking_checks(bench, clean, identity["check_images"]) if checks else []
-    outcomes = {entry["attack"]: Outcome(from_tree(entry), entry["stages"], entry["seconds"]) for entry in entries}
-    across = requested(float(clean.correct.double().mean()), outcomes, chosen) if checks else None
-    result = Robustness(_record(conditions, clean, entries, [*found, *([across] if across else [])], checks))
+    verdicts = {entry["attack"]: from_tree(entry) for entry in entries}
+    sound = finite({"clean": clean, **verdicts})
+    if checks:
+        found = masking_checks(bench, clean, identity["check_images"], verdicts)
+        held = [check.to_dict() for check in (*found, sound)]
+    doubts = [check["doubt"] for check in held if check["doubt"]] if held else [SWITCHED_OFF]
+    if sound.doubt is not None and sound.doubt not in doubts:
+        doubts.append(sound.doubt)
+    result = Robustness(_record(conditions, clean, entries, held, doubts))
     if target is not None:
         result.write(target)
     journal.close()
@@ -175,7 +209,7 @@ def _evaluate(
 
 def _check_attacks(bench: Bench, chosen: list[Attack]) -> None:
     """Refuse what an attack lacks (a gradient, a source, an extra, a layer) before any has run."""
-    task = bench.task(torch.zeros(1, dtype=torch.int64))
+    task = bench.task(torch.arange(min(2, len(bench.labels))))
     if any(attack.white_box for attack in chosen):
         gradient(task.model, task.x, lambda logits: cross_entropy(logits, task.y).sum())
     for attack in chosen:
@@ -186,14 +220,23 @@ def _previous(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
     """A record that is there already, if it is of this evaluation."""
     if not path.exists():
         return None
-    record: dict[str, Any] = read_json(path)
-    check_identity(path, record.get("conditions", {}), identity)
-    return record
+    record = Robustness.read(path).record
+    check_identity(path, record["conditions"], identity)
+    versioned = {"versions": record["conditions"].get("versions", {})}
+    return record | {"attacks": [versioned | entry for entry in record["attacks"]]}
+
+
+def _check_about(about: Mapping[str, Any] | None) -> None:
+    """Refuse what JSON cannot hold before anything has run."""
+    try:
+        json.dumps(dict(about or {}), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"`about` must be names and numbers that JSON can hold ({error})") from None
 
 
 def _entry(attack: Attack, outcome: Outcome, epsilon: float) -> dict[str, Any]:
     verdict = outcome.verdict
-    moved = verdict.distance[~verdict.correct & (verdict.distance > 0)]
+    moved = verdict.distance[~verdict.correct & (verdict.distance > 0) & (verdict.distance < math.inf)]
     return {
         "attack": str(attack),
         "conditions": attack.conditions(epsilon),
@@ -202,17 +245,19 @@ def _entry(attack: Attack, outcome: Outcome, epsilon: float) -> dict[str, Any]:
         "stages": outcome.stages,
         "seconds": round(outcome.seconds, 3),
         "mean_distance": float(moved.mean()) if len(moved) else None,
+        "versions": versions(),
         **to_tree(verdict),
     }
 
 
 def _record(
-    conditions: dict[str, Any], clean: Verdict, entries: list[dict[str, Any]], checks: list[Any], checked: bool
+    conditions: dict[str, Any],
+    clean: Verdict,
+    entries: list[dict[str, Any]],
+    checks: list[dict[str, Any]],
+    doubts: list[str],
 ) -> dict[str, Any]:
     standing = torch.stack([clean.correct, *(from_tree(entry).correct for entry in entries)]).all(0)
-    doubts = [check.doubt for check in checks if check.doubt is not None]
-    if not checked:
-        doubts = ["masking checks were switched off, so nothing says whether gradients are masked"]
     return {
         "kind": "robustness",
         "format": FORMAT,
@@ -220,6 +265,6 @@ def _record(
         "clean": {"accuracy": float(clean.correct.double().mean()), **to_tree(clean)},
         "attacks": entries,
         "worst_case": float(standing.double().mean()),
-        "checks": [check.to_dict() for check in checks],
+        "checks": checks,
         "doubts": doubts,
     }

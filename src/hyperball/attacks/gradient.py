@@ -2,18 +2,20 @@
 
 Goodfellow et al. 2015 (FGSM), Kurakin et al. 2017 (BIM), Madry et al. 2018 (PGD), Wong et al. 2020 (fast), Zhang et al.
 2019 (TRADES). Inputs lie in `bounds`, the range of pixels; a model maps them to logits and holds its own normalization.
-Shapes are static and nothing waits for the device, so every function here can be part of a captured CUDA graph.
+Shapes are static and nothing waits for the device, so every function here can be part of a captured CUDA graph; for
+that reason pixels are not compared with the bounds, at which results are cut off. In half precision a pixel moves by
+epsilon up to its own rounding; `evaluate_robustness` attacks in float32 whatever the model computes in.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hyperball.attacks.arguments import check_mode, check_positive, parse_epsilon
 from hyperball.attacks.captured import repeat
 from hyperball.attacks.norms import LINF, Norm, find_norm
 
@@ -30,8 +32,9 @@ class NoGradient(ValueError):
 
 def gradient(model: Model, x: Tensor, objective: Callable[[Tensor], Tensor]) -> Tensor:
     """d objective(model(x)) / dx, and nothing of the parameters' gradients."""
+    check_mode()
     with torch.enable_grad():
-        probe = x.detach().requires_grad_()
+        probe = (x.clone() if x.is_inference() else x.detach()).requires_grad_()
         value = objective(model(probe))
         slope = torch.autograd.grad(value, probe, allow_unused=True)[0] if value.requires_grad else None
     if slope is None:
@@ -90,11 +93,21 @@ def ascend(
     return current
 
 
+def budget(x: Tensor, epsilon: float | str) -> float:
+    """The budget as a number > 0, for a batch of at least one image in floating point."""
+    if not isinstance(x, Tensor) or not x.is_floating_point() or not x.numel():
+        got = f"{x.dtype} {tuple(x.shape)}" if isinstance(x, Tensor) else type(x).__name__
+        raise ValueError(f"`x` must be at least one image in floating point, bytes divided by 255, got {got}")
+    number = parse_epsilon(epsilon)
+    check_positive(epsilon=number)
+    return number
+
+
 def fgsm(
-    model: Model, x: Tensor, y: Tensor, epsilon: float, *, loss: Loss = F.cross_entropy, bounds: Bounds = PIXELS
+    model: Model, x: Tensor, y: Tensor, epsilon: float | str, *, loss: Loss = F.cross_entropy, bounds: Bounds = PIXELS
 ) -> Tensor:
     """x + epsilon·sign(∂loss/∂x), cut off at the bounds."""
-    check_positive(epsilon=epsilon)
+    epsilon = budget(x, epsilon)
     return ascend(model, x, lambda logits: loss(logits, y), epsilon, step=epsilon, iterations=1, bounds=bounds)
 
 
@@ -102,7 +115,7 @@ def fast_fgsm(
     model: Model,
     x: Tensor,
     y: Tensor,
-    epsilon: float,
+    epsilon: float | str,
     *,
     step: float | None = None,
     loss: Loss = F.cross_entropy,
@@ -110,6 +123,7 @@ def fast_fgsm(
     generator: torch.Generator | None = None,
 ) -> Tensor:
     """One step of 1.25 epsilon (or `step`) from a random start, back into the box: PGD of one iteration."""
+    epsilon = budget(x, epsilon)
     step = 1.25 * epsilon if step is None else step
     return pgd(model, x, y, epsilon, step=step, iterations=1, loss=loss, bounds=bounds, generator=generator)
 
@@ -118,7 +132,7 @@ def pgd(
     model: Model,
     x: Tensor,
     y: Tensor,
-    epsilon: float,
+    epsilon: float | str,
     *,
     step: float,
     iterations: int,
@@ -132,7 +146,8 @@ def pgd(
 
     The direction is the sign for "linf" and the unit gradient for "l2", which starts from x plus noise of norm epsilon.
     """
-    check_positive(epsilon=epsilon, step=step, iterations=iterations)
+    epsilon = budget(x, epsilon)
+    check_positive(step=step, iterations=iterations)
     kind = find_norm(norm)
     first = None
     if start and kind is LINF:
@@ -150,7 +165,7 @@ def trades_loss(
     model: Model,
     x: Tensor,
     y: Tensor,
-    epsilon: float,
+    epsilon: float | str,
     *,
     step: float,
     iterations: int,
@@ -164,7 +179,8 @@ def trades_loss(
 
     `attacked` is the model through which x' is sought, where that is another form of it.
     """
-    check_positive(epsilon=epsilon, step=step, iterations=iterations, beta=beta)
+    epsilon = budget(x, epsilon)
+    check_positive(step=step, iterations=iterations, beta=beta)
     with torch.no_grad():
         target = model(x).float().softmax(1)
         noise = torch.empty_like(x).normal_(generator=generator)
@@ -180,9 +196,3 @@ def trades_loss(
 def divergence(p: Tensor, logits: Tensor) -> Tensor:
     """KL(p ‖ softmax(logits)), the mean over the batch."""
     return F.kl_div(F.log_softmax(logits.float(), dim=1), p, reduction="batchmean")
-
-
-def check_positive(**values: float) -> None:
-    for name, value in values.items():
-        if not (value > 0 and math.isfinite(value)):
-            raise ValueError(f"`{name}` must be finite and > 0, got {value!r}")

@@ -20,6 +20,9 @@ from torch import Tensor, nn
 from hyperball.attacks.methods.task import Verdict
 
 DIGITS = 6
+SOURCE = ("source_sha256", "source_answers")  # a source may come later: nothing before depended on one
+ANSWERS = ("answers", "source_answers")
+ELSEWHERE = "write elsewhere, or pass resume=False (--fresh) to begin anew"
 
 
 class RecordError(ValueError):
@@ -70,6 +73,9 @@ def fingerprint(*parts: Any) -> str:
             digest.update(str(part).encode())
             continue
         for name, tensor in tensors.items():
+            if not isinstance(tensor, Tensor):  # what `get_extra_state` gives
+                digest.update(f"{name}{tensor!r}".encode())
+                continue
             digest.update(f"{name}{tuple(tensor.shape)}{tensor.dtype}".encode())
             digest.update(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().tobytes())
     return digest.hexdigest()
@@ -87,9 +93,12 @@ def to_tree(verdict: Verdict) -> dict[str, Any]:
 
 
 def from_tree(tree: dict[str, Any]) -> Verdict:
-    """The verdict of `to_tree`, with inf for null."""
+    """The verdict of `to_tree`, with inf for null, and NaN for what a slim record leaves out."""
+    count = len(tree["correct"])
     loss, distance = (
-        torch.tensor([math.inf if value is None else value for value in tree[key]], dtype=torch.float32)
+        torch.tensor(
+            [math.inf if value is None else value for value in tree.get(key, [math.nan] * count)], dtype=torch.float32
+        )
         for key in ("loss", "distance")
     )
     return Verdict(torch.tensor([mark == "1" for mark in tree["correct"]], dtype=torch.bool), loss, distance)
@@ -129,24 +138,65 @@ class Journal:
 
 
 def read_lines(path: Path, identity: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """The whole lines of a journal, by key, if it is of this evaluation."""
-    lines = []
-    for text in path.read_text(encoding="utf-8").splitlines():
+    """The whole lines of a journal, by key, if it is of this evaluation; a file that is no journal is refused."""
+    try:
+        texts = path.read_text(encoding="utf-8").splitlines()
+    except (OSError, ValueError) as error:
+        raise RecordError(f"{path} is no readable journal ({error}); move it away") from None
+    lines: list[Any] = []
+    for text in texts:
         try:
             lines.append(json.loads(text))
         except ValueError:
             break
-    if not lines:
+    if not texts:
         return {}
-    check_identity(path, lines[0].get("evaluation", {}), identity)
+    head = lines[0].get("evaluation") if lines and isinstance(lines[0], dict) else None
+    if not isinstance(head, dict) or not all(is_line(line) for line in lines[1:]):
+        raise RecordError(f"{path} is no journal of attacks; move it away")
+    check_identity(path, head, identity)
     return {line["key"]: line for line in lines[1:]}
 
 
+def is_line(line: Any) -> bool:
+    """Whether a line of a journal holds a key, seconds and a verdict."""
+    kinds = {"key": str, "correct": str, "loss": list, "distance": list, "seconds": int | float}
+    return isinstance(line, dict) and all(isinstance(line.get(key), kind) for key, kind in kinds.items())
+
+
 def check_identity(path: Path, held: dict[str, Any], asked: dict[str, Any]) -> None:
-    """Refuse to mix two evaluations in one file."""
+    """Refuse to mix two evaluations in one file; a file from before answers were kept tells none."""
     for key, value in asked.items():
-        if held.get(key) != value:
+        known = held.get(key)
+        if (key in ANSWERS and key not in held) or (key in SOURCE and known is None):
+            continue
+        if key in ANSWERS and known is not None and value is not None:
+            if not alike(known, value):
+                raise RecordError(
+                    f"{path} is of another evaluation: the {'source' if key in SOURCE else 'model'} gives other "
+                    f"logits here (`{key}`); {ELSEWHERE}"
+                )
+        elif known != value:
             raise RecordError(
-                f"{path} is of another evaluation: `{key}` is {held.get(key)!r} there and {value!r} here; "
-                "write elsewhere, or pass resume=False to begin anew"
+                f"{path} is of another evaluation: `{key}` is {shown(known)} there and {shown(value)} here; {ELSEWHERE}"
             )
+
+
+def shown(value: Any) -> str:
+    return repr(value) if len(repr(value)) < 100 else "something else"
+
+
+def alike(held: Any, asked: Any) -> bool:
+    """Whether two tables of logits are the same up to rounding; null equals null."""
+    try:
+        known, found = (
+            torch.tensor([[math.nan if v is None else v for v in row] for row in table["logits"]])
+            for table in (held, asked)
+        )
+        within = max(held["within"], asked["within"])
+    except (KeyError, TypeError, ValueError):
+        return False
+    if known.shape != found.shape:
+        return False
+    largest = float(torch.nan_to_num(found).abs().amax())
+    return torch.allclose(known, found, rtol=0.0, atol=within * largest, equal_nan=True)

@@ -7,7 +7,7 @@ breaks more images than the other by 1 % of the sample and by two standard devia
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -18,6 +18,7 @@ from hyperball.attacks.bench import Bench, Outcome
 from hyperball.attacks.gradient import PIXELS, NoGradient, gradient
 from hyperball.attacks.methods.auto import APGD, DLR_CLASSES, MissingExtra, pyautoattack
 from hyperball.attacks.methods.black_box import Noise, Square, Transfer
+from hyperball.attacks.methods.table import parse
 from hyperball.attacks.methods.task import Attack, Verdict, cross_entropy, margin
 from hyperball.attacks.methods.white_box import BIM, FGSM, PGD, Surrogate
 from hyperball.attacks.surrogate import KINDS, declarative_layers
@@ -31,6 +32,8 @@ RESTART_GAIN = 0.1
 SQUARE_SHARE = 0.02
 ZERO_SHARE = 0.01
 RANDOM_SHARE = 0.1
+RUNGS = 8
+FEW = 30  # images: fewer would show none but gross masking
 SAME = 1e-4  # of the largest logit: what rounding may change between two calls
 JOINT = 1e-2  # and what another batch size may, by TF32
 SURFACE = (1 / 8, 1 / 4, 1 / 2, 1.0)
@@ -46,7 +49,16 @@ class Check:
     doubt: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"passed": self.doubt is None}
+        return asdict(self) | {"numbers": told(self.numbers), "passed": self.doubt is None}
+
+
+def told(value: Any) -> Any:
+    """Numbers as JSON has them: null for one that is not finite."""
+    if isinstance(value, dict):
+        return {key: told(held) for key, held in value.items()}
+    if isinstance(value, list):
+        return [told(held) for held in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 class Battery:
@@ -81,12 +93,13 @@ def stronger(a: Verdict, b: Verdict) -> bool:
 
 
 def ladder(bench: Bench) -> list[float]:
-    """epsilon, 4 epsilon, 16 epsilon, …, and the distance at which every image is within reach."""
-    reach, steps = bench.norm.reach(bench.inputs.shape[1:]), []
-    epsilon = bench.epsilon
-    while 0 < epsilon < reach:
+    """epsilon, 4 epsilon, 16 epsilon, …, and the distance at which every image is within reach; few in any case."""
+    reach, epsilon = bench.norm.reach(bench.inputs.shape[1:]), bench.epsilon
+    steps: list[float] = []
+    factor = max(4.0, (reach / epsilon) ** (1 / RUNGS)) if epsilon > 0 else 4.0
+    while 0 < epsilon < reach and len(steps) < RUNGS:
         steps.append(epsilon)
-        epsilon *= 4
+        epsilon *= factor
     return [*steps, reach]
 
 
@@ -122,7 +135,7 @@ def iterative(battery: Battery) -> Check:
 def black_box(battery: Battery) -> Check:
     """Gradients are at least as strong as chance and queries."""
     white = battery.run(PGD(steps=STEPS, restarts=RESTARTS))
-    others: list[Attack] = [Noise(k=DRAWS), Square(queries=QUERIES)]
+    others: list[Attack] = [Noise(k=DRAWS), *([Square(queries=QUERIES)] if has_square(battery) else [])]
     found = {str(attack): battery.run(attack) for attack in others}
     numbers = {"pgd": white.accuracy} | {name: outcome.accuracy for name, outcome in found.items()}
     worst = min(found, key=lambda name: found[name].accuracy)
@@ -140,8 +153,9 @@ def restarts(battery: Battery) -> Check:
     outcome = battery.run(PGD(steps=STEPS, restarts=RESTARTS))
     shares = [stage["accuracy"] for stage in outcome.stages]
     gain = shares[0] - shares[-1]
+    error = math.sqrt(max(gain * (1 - gain), 0) / len(battery))
     doubt = None
-    if gain > RESTART_GAIN:
+    if gain > RESTART_GAIN + 2 * error:
         doubt = (
             f"{RESTARTS} random starts of PGD-{STEPS} leave {percent(shares[-1])} of {len(battery)} images right where "
             f"one leaves {percent(shares[0])}: a loss on which the start matters so much hides its maxima"
@@ -149,8 +163,20 @@ def restarts(battery: Battery) -> Check:
     return Check("restarts gain little", {"accuracy": shares, "gain": gain}, doubt)
 
 
+def has_square(battery: Battery) -> bool:
+    """Whether Square can run: in L2 it is pyautoattack's."""
+    try:
+        return bool(Square().stages(battery.bench.task(battery.index[:1])))
+    except MissingExtra:
+        return False
+
+
 def square_against_apgd(battery: Battery) -> Check:
     """Square breaks hardly any image that APGD, on either of its losses, does not."""
+    title = "Square breaks nothing that APGD does not"
+    if not has_square(battery):
+        text = "this check was left out: Square in L2 needs pyautoattack; pip install 'hyperball[attack]'"
+        return Check(title, {}, f"{title}: {text}")
     try:
         pyautoattack()
         rivals: list[Attack] = [APGD(), *([APGD(loss="dlr")] if battery.bench.classes >= DLR_CLASSES else [])]
@@ -167,7 +193,7 @@ def square_against_apgd(battery: Battery) -> Check:
             f"Square with {QUERIES} queries breaks {alone} of {len(battery)} images that {name.upper()} does not: "
             "gradients miss what random search finds"
         )
-    return Check("Square breaks nothing that APGD does not", numbers, doubt)
+    return Check(title, numbers, doubt)
 
 
 def slopes(battery: Battery) -> Iterator[tuple[Tensor, Any]]:
@@ -273,32 +299,68 @@ def function(battery: Battery) -> Check:
     joint = float((alone - first[[0, -1]]).abs().amax()) / scale
     chances = bool(((first >= 0).all() & ((first.sum(1) - 1).abs() < SAME).all()).item())
     parts = []
-    if random > SAME:
+    if not random <= SAME:
         parts.append(f"two calls differ by {percent(random)} of the largest logit, so attacks need eot > 1")
-    elif joint > JOINT:
-        parts.append(f"logits of an image change by {percent(joint)} with the rest of its batch")
+    elif not joint <= JOINT:
+        change = f"change by {percent(joint)}" if math.isfinite(joint) else "become something that is not finite"
+        parts.append(f"logits of an image {change} with the rest of its batch")
     if chances:
         parts.append("outputs are probabilities, whose logarithm the loss takes once more")
     numbers = {"random": random, "batch": joint, "probabilities": chances}
     return Check("the model is a fixed function to logits", numbers, "; ".join(parts) or None)
 
 
-def requested(clean: float, outcomes: dict[str, Outcome], attacks: list[Attack]) -> Check | None:
-    """Among the attacks asked for, none without gradients is stronger than all with them."""
-    white = {str(a): outcomes[str(a)] for a in attacks if a.white_box}
-    black = {str(a): outcomes[str(a)] for a in attacks if not a.white_box}
-    if not white or not black:
+def requested(battery: Battery, asked: Mapping[str, Verdict]) -> Check | None:
+    """Of the sample, no attack asked for without gradients breaks more than all with them, the checks' own included.
+
+    One step alone may well be weaker than a search, so that one of many steps must have been asked for.
+    """
+    attacks = [parse(text) for text in asked]
+    black = {str(attack): asked[str(attack)] for attack in attacks if not attack.white_box}
+    if not black or not any(attack.white_box and not isinstance(attack, FGSM) for attack in attacks):
         return None
-    best = min(white, key=lambda name: white[name].accuracy)
-    rival = min(black, key=lambda name: black[name].accuracy)
-    numbers = {"clean": clean, best: white[best].accuracy, rival: black[rival].accuracy}
+    own: list[Attack] = [PGD(steps=STEPS, restarts=RESTARTS), PGD(steps=STEPS, loss="margin")]
+    masks = [asked[str(attack)].correct[battery.index] for attack in attacks if attack.white_box]
+    masks += [battery.run(attack).verdict.correct for attack in own]
+    masks += [
+        held.verdict.correct
+        for (text, budget), held in battery.held.items()
+        if budget == battery.bench.epsilon and parse(text).white_box
+    ]
+    white = sampled(torch.stack(masks).all(0))
+    rivals = {name: sampled(verdict.correct[battery.index]) for name, verdict in black.items()}
+    worst = min(rivals, key=lambda name: float(rivals[name].correct.double().mean()))
+    shares = [float(verdict.correct.double().mean()) for verdict in (white, rivals[worst])]
     doubt = None
-    if stronger(black[rival].verdict, white[best].verdict):
+    if stronger(rivals[worst], white):
         doubt = (
-            f"on all images {rival} gives {percent(black[rival].accuracy)} and {best}, the strongest attack by "
-            f"gradients, {percent(white[best].accuracy)}: black box should not be stronger"
+            f"{worst} leaves {percent(shares[1])} of {len(battery)} images right and all attacks by gradients together "
+            f"{percent(shares[0])}: black box should not be stronger"
         )
+    numbers = {"white box": shares[0], worst: shares[1]}
     return Check("no black box attack asked for is the strongest", numbers, doubt)
+
+
+def sampled(correct: Tensor) -> Verdict:
+    """A verdict of which only the marks count."""
+    return Verdict(correct, torch.zeros(len(correct)), torch.zeros(len(correct)))
+
+
+def size(battery: Battery) -> Check | None:
+    """The sample is large enough to show anything."""
+    count = len(battery)
+    if count >= FEW:
+        return None
+    text = f"the checks saw {count} image{'' if count == 1 else 's'} that the model has right: too few to show masking"
+    return Check("the sample is large enough", {"images": count}, text)
+
+
+def finite(verdicts: Mapping[str, Verdict]) -> Check:
+    """Logits are finite on the images themselves and on attacked ones; others count as wrong."""
+    shares = {name: float(verdict.loss.isinf().double().mean()) for name, verdict in verdicts.items()}
+    parts = [f"{percent(share)} of the images under {name}" for name, share in shares.items() if share]
+    doubt = f"logits are not finite, which counts as wrong, for {' and '.join(parts)}" if parts else None
+    return Check("logits are finite", shares, doubt)
 
 
 GRADIENT_CHECKS: tuple[Callable[[Battery], Check | None], ...] = (
@@ -306,19 +368,27 @@ GRADIENT_CHECKS: tuple[Callable[[Battery], Check | None], ...] = (
 )  # fmt: skip
 
 
-def masking_checks(bench: Bench, clean: Verdict, images: int = 256) -> list[Check]:
-    """Every check on a sample of so many images; a model without gradients gets a doubt instead."""
+def masking_checks(
+    bench: Bench, clean: Verdict, images: int = 256, asked: Mapping[str, Verdict] | None = None
+) -> list[Check]:
+    """Every check on a sample of so many images, with what the attacks asked for found on all of them.
+
+    A model without gradients gets a doubt instead.
+    """
     battery = Battery(bench, clean, images)
     share, chance = float(clean.correct.double().mean()), 1 / bench.classes
     start = Check("clean accuracy is above chance", {"clean": share, "chance": chance})
     if share <= chance + TOLERANCE:
         text = f"clean accuracy is {percent(share)}, no better than chance ({percent(chance)}): attacks show nothing"
         start = Check(start.name, start.numbers, text)
-    if not len(battery) or bench.epsilon == 0:
+    if not len(battery):
+        return [start, Check("the sample is large enough", {"images": 0}, "no image is right, so no check could run")]
+    if bench.epsilon == 0:
         return [start]
     try:
-        found = [check(battery) for check in GRADIENT_CHECKS]
+        found = [*(check(battery) for check in GRADIENT_CHECKS), requested(battery, asked or {})]
     except NoGradient:
         text = "the model has no gradient with respect to its input: no white-box attack or check could run"
         found = [Check("gradients are finite and not zero", {}, text)]
+    found = [size(battery), *found]
     return [start, function(battery), *(check for check in found if check is not None)]

@@ -72,8 +72,13 @@ def largest(d: Tensor) -> Tensor:
 
 
 def euclidean(d: Tensor) -> Tensor:
-    """sqrt(Σ d²) of every image."""
-    return d.flatten(1).square().sum(1).sqrt()
+    """sqrt(Σ d²) of every image, in float32 at least."""
+    return wide(d).flatten(1).square().sum(1).sqrt()
+
+
+def wide(values: Tensor) -> Tensor:
+    """Halves as float32, in which their squares are representable."""
+    return values.float() if values.dtype in (torch.float16, torch.bfloat16) else values
 
 
 def signs(slope: Tensor) -> Tensor:
@@ -83,22 +88,22 @@ def signs(slope: Tensor) -> Tensor:
 
 def unit(slope: Tensor) -> Tensor:
     """g/‖g‖; a gradient too short or too long for its squares is divided by its largest entry first."""
-    slope = torch.nan_to_num(slope, nan=0.0)
+    given, slope = slope.dtype, wide(torch.nan_to_num(slope, nan=0.0))
     peak = per_image(largest(slope), slope)
     length = per_image(euclidean(slope), slope)
     scaled = torch.where(((length < TINY) | length.isinf()) & (peak > 0), slope / peak, slope)
-    return scaled * (1 / per_image(euclidean(scaled), slope).clamp(min=TINY))
+    return (scaled * (1 / per_image(euclidean(scaled), slope).clamp(min=TINY))).to(given)
 
 
 def shorten(d: Tensor, epsilon: float) -> Tensor:
     """d·min(1, epsilon/‖d‖)."""
-    return d * per_image((epsilon / euclidean(d).clamp(min=TINY)).clamp(max=1.0), d)
+    return (wide(d) * per_image((epsilon / euclidean(d).clamp(min=TINY)).clamp(max=1.0), d)).to(d.dtype)
 
 
 def ball_noise(keys: Tensor, like: Tensor) -> Tensor:
     """u^(1/n)·g/‖g‖ with g normal: uniform in the ball of n dimensions."""
     radius = uniform(keys, 2 * like[0].numel()) ** (1 / like[0].numel())
-    return per_image(radius, like) * unit(normal_noise(keys, like))
+    return per_image(radius.to(like.dtype), like) * unit(normal_noise(keys, like))
 
 
 LINF = Norm(

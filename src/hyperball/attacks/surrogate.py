@@ -98,11 +98,15 @@ def _swapped(part: nn.Module, kind: Kind) -> Iterator[None]:
     if stand_in is None:
         yield
         return
+    outer = part.__dict__.get("forward")  # that of a surrogate around this one
     part.forward = partial(_straight_through, part.forward, stand_in)
     try:
         yield
     finally:
-        del part.forward
+        if outer is None:
+            del part.forward
+        else:
+            part.forward = outer
 
 
 def _straight_through(exact: Forward, stand_in: Forward, x: Tensor) -> Tensor:
@@ -140,7 +144,7 @@ def pool_steps(part: RobustPool, x: Tensor, smooth: bool, steps: int = STEPS) ->
     work = x.to(compute_dtype(x.dtype))
     view = geometry.view(work)
     rows = as_rows(view, geometry.tap_dims)
-    present = geometry.present(work)
+    present = geometry.present(work, work.dtype)
     held = None if present is None else as_rows(present.expand_as(view), geometry.tap_dims)
     with torch.no_grad():
         value = per_row(_row_penalty(part, x, view, present, geometry))

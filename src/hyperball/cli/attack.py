@@ -11,9 +11,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from hyperball.attacks import Curve, Robustness, evaluate_robustness, robustness_curve
-from hyperball.attacks.bench import Progress
-from hyperball.cli.parsing import parser
+import torch
+
+from hyperball.attacks import Attack, Curve, RecordError, Robustness, evaluate_robustness, parse, robustness_curve
+from hyperball.attacks.bench import Progress, make_bench
+from hyperball.attacks.curves import check_attack
+from hyperball.attacks.methods.table import parse_all
+from hyperball.cli.parsing import UsageError, parser
 from hyperball.cli.progress import SECONDS
 from hyperball.experiments.attacked import fixed, network_and_images
 from hyperball.training import load_model, read_recipe
@@ -51,37 +55,86 @@ def run_attacks(
         return evaluate_robustness(
             model, inputs, labels,
             epsilon=eps, attacks=attacks, norm=norm, batch_size=batch_size, seed=seed, source=other, checks=checks,
-            path=path or record_path(run_dir, eps, norm, len(labels), seed), resume=resume, about=about,
+            path=path or record_path(run_dir, eps, norm, len(labels), seed, source), resume=resume, about=about,
             progress=progress,
         )  # fmt: skip
 
 
-def record_path(run_dir: str | Path, eps: str | float, norm: str, images: int, seed: int) -> Path:
-    """RUN/attacks/linf-8_255-n10000-seed0.json."""
-    budget = re.sub(r"[^\w.+-]", "", str(eps).replace("/", "_"))
-    return Path(run_dir) / FOLDER / f"{norm}-{budget}-n{images}-seed{seed}.json"
+def record_path(
+    run_dir: str | Path, eps: str | float, norm: str, images: int, seed: int, source: str | Path | None = None
+) -> Path:
+    """RUN/attacks/linf-8_255-n10000-seed0.json, with -source-NAME where there is a source."""
+    origin = "" if source is None else f"-source-{slug(Path(source).resolve().name)}"
+    return Path(run_dir) / FOLDER / f"{norm}-{slug(str(eps))}-n{images}-seed{seed}{origin}.json"
+
+
+def curve_path(record: Path, attack: Attack) -> Path:
+    """linf-8_255-n10000-seed0-curve-pgd-steps-50.json, beside the record."""
+    return record.with_name(f"{record.stem}-curve-{slug(str(attack))}.json")
+
+
+def slug(text: str) -> str:
+    """The text as a part of a file's name.
+
+    >>> slug("pgd(step='2/255', restarts=5)")
+    'pgd-step-2_255-restarts-5'
+    """
+    return re.sub(r"[^\w.+-]+", "-", text.replace("/", "_")).strip("-")
 
 
 def attack(given: Sequence[str]) -> int:
     """`hyperball attack RUN --eps 8/255 --attacks fgsm,bim,pgd,auto`."""
     own = read(given)
+    check(own)
     path = Path(own.out) if own.out else None
-    common = {"norm": own.norm, "batch_size": own.batch_size, "seed": own.seed}
+    common = {"norm": own.norm, "batch_size": own.batch_size, "seed": own.seed, "resume": not own.fresh}
     place = {"data_root": own.data_root, "accelerator": own.accelerator, "images": own.images}
-    with shown(own.run) as progress:
+    with shown(own.run) as progress, remedies():
+        sweep = prepared(own) if own.curve else None
         found = run_attacks(
             own.run, own.eps, own.attacks, **common, **place,
-            source=own.source, checks=not own.no_checks, path=path, resume=not own.fresh, progress=progress,
+            source=own.source, checks=not own.no_checks, path=path, progress=progress,
         )  # fmt: skip
-        path = path or record_path(own.run, own.eps, own.norm, found.record["conditions"]["images"], own.seed)
+        images = found.record["conditions"]["images"]
+        path = path or record_path(own.run, own.eps, own.norm, images, own.seed, own.source)
         curve = None
-        if own.curve:
-            model, inputs, labels = network_and_images(own.run, own.images, own.data_root, own.accelerator)
-            options = {**common, "path": path.with_name(f"{path.stem}-curve.json"), "resume": not own.fresh}
+        if sweep is not None:
+            target = curve_path(path, sweep["attack"])
             with settings(read_recipe(own.run)):
-                curve = robustness_curve(model, inputs, labels, attack=own.curve, progress=progress, **options)
+                curve = robustness_curve(**sweep, **common, path=target, progress=progress)
     say(found, curve, path, own.json)
     return 0
+
+
+def check(own: Any) -> None:
+    """Refuse attacks that are none, and a GPU that is not there."""
+    for option, text, reader in (("--attacks", own.attacks, parse_all), ("--curve", own.curve, parse)):
+        try:
+            _ = None if text is None else reader(text)
+        except (TypeError, ValueError) as error:
+            raise UsageError(f"{option}: {error}") from None
+    if own.accelerator == "cuda" and not torch.cuda.is_available():
+        raise UsageError("--accelerator must be cpu or auto where torch finds no GPU, got cuda")
+
+
+def prepared(own: Any) -> dict[str, Any]:
+    """The arguments of the curve, refused before any attack has run if its own lacks something."""
+    model, inputs, labels = network_and_images(own.run, own.images, own.data_root, own.accelerator)
+    other = None if own.source is None else fixed(load_model(own.source, data_root=own.data_root).to(inputs.device))
+    bench = make_bench(model, inputs[:2], labels[:2], epsilon=0.0, norm=own.norm, source=other)
+    chosen = parse(own.curve)
+    check_attack(bench.at(1.0), chosen)
+    return {"model": model, "inputs": inputs, "labels": labels, "source": other, "attack": chosen}
+
+
+@contextmanager
+def remedies() -> Iterator[None]:
+    """What helps against a record of another evaluation, as options of the command line."""
+    try:
+        yield
+    except RecordError as error:
+        text = str(error).replace("write elsewhere", "write elsewhere with --out")
+        raise RecordError(re.sub(r"pass resume=False( \(--fresh\))?", "give --fresh", text)) from None
 
 
 def read(given: Sequence[str]) -> Any:
@@ -98,7 +151,8 @@ def read(given: Sequence[str]) -> Any:
     options.add_argument("--batch-size", type=int, metavar="N", help="(default: 256, more on a GPU)")
     options.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     options.add_argument("--source", metavar="RUN", help="the run of an undefended network, for transfer attacks")
-    options.add_argument("--curve", metavar="ATTACK", help="also accuracy under that attack, from 0 to 128/255")
+    text = "also accuracy under that attack, from 0 to 128/255, or in L2 to 8"
+    options.add_argument("--curve", metavar="ATTACK", help=text)
     options.add_argument("--no-checks", action="store_true", help="leave the masking checks out")
     options.add_argument("--fresh", action="store_true", help="begin anew where there is a record already")
     options.add_argument("--out", metavar="FILE", help="the record (default: RUN/attacks/ and a name)")
@@ -119,7 +173,8 @@ def say(found: Robustness, curve: Curve | None, path: Path, as_json: bool) -> No
     if curve is not None:
         print(f"accuracy under {curve.conditions['attack']} by epsilon")
         for value, accuracy in zip(curve.values, curve.accuracies):
-            print(f"  {255 * value:5.1f}/255  {100 * accuracy:5.1f} %")
+            budget = f"{255 * value:5.1f}/255" if curve.conditions["norm"] == "linf" else f"{value:6.3f}"
+            print(f"  {budget}  {100 * accuracy:5.1f} %")
         print(*(f"  - {doubt}" for doubt in curve.doubts), sep="\n", end="\n" if curve.doubts else "")
     print(f"record: {path}")
 

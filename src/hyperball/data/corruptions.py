@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 import torch.nn.functional as F
@@ -120,14 +121,16 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0, index: T
     """
     if name not in TABLE:
         raise ValueError(f"unknown corruption {name!r}; {nearest(str(name), TABLE)}")
-    if isinstance(severity, bool) or severity not in SEVERITIES:
+    if isinstance(severity, bool) or not isinstance(severity, Integral) or severity not in SEVERITIES:
         raise ValueError(f"`severity` must be one of {SEVERITIES}, got {severity!r}")
     x = _checked(images)
     place = torch.arange(len(x), device=x.device) if index is None else index.to(x.device)
     if place.shape != x.shape[:1]:
         raise ValueError(f"`index` must have one entry an image, {len(x)}, got shape {tuple(place.shape)}")
+    if not len(x):
+        return x.clone()
     row = TABLE[name]
-    words = fold(key_of(seed, list(TABLE).index(name), severity, device=x.device), place)
+    words = fold(key_of(seed, list(TABLE).index(name), int(severity), device=x.device), place)
     return torch.clamp(row.apply(x, words, row.strengths[severity - 1]), 0.0, 1.0)
 
 

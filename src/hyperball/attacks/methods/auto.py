@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from hyperball.attacks.arguments import check_count
+from hyperball.attacks.gradient import within
 from hyperball.attacks.methods.task import Attack, Stage, Task
 
 TARGETED_CLASSES = 4  # the targeted DLR loss looks at the four largest logits
@@ -45,12 +46,22 @@ def seeded(seed: int, device: torch.device) -> Iterator[None]:
     cudnn = torch.backends.cudnn
     held = cudnn.deterministic, cudnn.benchmark
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed % SEEDS)
+        torch.default_generator.manual_seed(seed % SEEDS)  # torch.manual_seed would seed every GPU
+        if device.type == "cuda":
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(seed % SEEDS)
         cudnn.deterministic, cudnn.benchmark = True, False
         try:
             yield
         finally:
             cudnn.deterministic, cudnn.benchmark = held
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Every generator as it was afterwards: pyautoattack seeds the current GPU wherever the model is."""
+    with torch.random.fork_rng(devices=range(torch.cuda.device_count()) if torch.cuda.is_initialized() else []):
+        yield
 
 
 @contextmanager
@@ -68,10 +79,15 @@ def members(task: Task) -> Any:
     """pyautoattack's attacks for a task, as its standard version sets them."""
     with silent():
         made = pyautoattack().AutoAttack(
-            task.model, norm=task.norm.title, eps=task.epsilon, seed=task.seed % SEEDS, device=task.x.device
+            partial(answer, task), norm=task.norm.title, eps=task.epsilon, seed=task.seed % SEEDS, device=task.x.device
         )
     made.apgd_targeted.n_target_classes = made.fab.n_target_classes = min(TARGETS, task.classes - 1)
     return made
+
+
+def answer(task: Task, x: Tensor) -> Tensor:
+    """The model's logits in float32, in which pyautoattack computes."""
+    return task.model(x.to(task.x.dtype)).float()
 
 
 def run_member(task: Task, name: str, **settings: Any) -> Tensor:
@@ -82,9 +98,11 @@ def run_member(task: Task, name: str, **settings: Any) -> Tensor:
         setattr(attack, key, value)
     if "n_iter" in settings and name == "apgd":
         set_checkpoints(attack, settings["n_iter"])
-    with seeded(task.seed, task.x.device), silent(), torch.no_grad():
-        found: Tensor = attack.perturb(task.x.contiguous(), task.y)
-    return found.detach().to(task.x.dtype)
+    with kept(), seeded(task.seed, task.x.device), silent(), torch.no_grad():
+        found: Tensor = attack.perturb(task.x.float().contiguous(), task.y)
+    if task.x.dtype == torch.float32:
+        return found.detach()
+    return within(found.detach().to(task.x.dtype), task.x, task.epsilon, norm=task.norm)
 
 
 def set_checkpoints(attack: Any, steps: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hyperball.attacks.arguments import check_count
 from hyperball.attacks.gradient import PIXELS
-from hyperball.attacks.methods.auto import square_l2
+from hyperball.attacks.methods.auto import pyautoattack, square_l2
 from hyperball.attacks.methods.task import Attack, Stage, Task, margin
 from hyperball.data.hashing import fold
 
@@ -75,11 +75,12 @@ class Square(Attack):
 
     def __post_init__(self) -> None:
         check_count("queries", self.queries)
-        if not 0 < self.share <= 1:
+        if isinstance(self.share, bool) or not isinstance(self.share, int | float) or not 0 < self.share <= 1:
             raise ValueError(f"`share` must be in (0, 1], got {self.share!r}")
 
     def stages(self, task: Task) -> list[Stage]:
         if task.norm.name == "l2":
+            pyautoattack()
             return [("queries", partial(square_l2, queries=self.queries, share=self.share))]
         return [("queries", self.search)]
 

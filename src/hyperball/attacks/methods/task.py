@@ -83,6 +83,7 @@ def cross_entropy(logits: Tensor, y: Tensor) -> Tensor:
 def margin(logits: Tensor, y: Tensor) -> Tensor:
     """max_{k≠y} z_k − z_y of every image: above 0 where it is misclassified (Carlini and Wagner 2017)."""
     own = F.one_hot(y, logits.shape[1]).bool()
+    logits = logits if logits.is_floating_point() else logits.float()
     return logits.masked_fill(own, -torch.inf).amax(1) - logits.gather(1, y[:, None])[:, 0]
 
 

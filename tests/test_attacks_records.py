@@ -1,0 +1,208 @@
+"""Records of attacks: whose they are, what a further call keeps, and files that are something else."""
+
+import json
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+import torch
+from attack_models import EPSILON, Around, sample, trained
+from torch import Tensor, nn
+
+from hyperball.attacks import RecordError, Robustness, evaluate_robustness
+from hyperball.attacks.lock import alone
+
+FEW = {"epsilon": EPSILON, "checks": False, "batch_size": 16}
+
+
+class Weighed(Around):
+    """Logits times a buffer that no state dict holds."""
+
+    def __init__(self, base: nn.Module, factor: float) -> None:
+        super().__init__(base)
+        self.register_buffer("factor", torch.linspace(1.0, factor, 10), persistent=False)
+
+    def after(self, logits: Tensor) -> Tensor:
+        return logits * self.factor
+
+
+def hooked() -> nn.Module:
+    model = Around(trained()).eval()
+    model.register_forward_hook(lambda module, given, logits: logits.roll(1, 1))
+    return model
+
+
+def function(seed: int):
+    model = trained(seed=seed)
+    return lambda x: model(x)
+
+
+OTHERS = {
+    "functions": (lambda: function(0), lambda: function(1)),
+    "buffers": (lambda: Weighed(trained(), 1.0).eval(), lambda: Weighed(trained(), 3.0).eval()),
+    "hooks": (lambda: Around(trained()).eval(), hooked),
+}
+
+
+@pytest.mark.parametrize("case", OTHERS)
+def test_the_record_of_a_model_is_not_that_of_another_with_the_same_weights(tmp_path, case):
+    (x, y), (first, second) = sample(20), (make() for make in OTHERS[case])
+    options = {"attacks": "fgsm", "path": tmp_path / "attack.json", **FEW}
+    found = evaluate_robustness(first, x, y, **options)
+    assert evaluate_robustness(first, x, y, **options).record == found.record
+    with pytest.raises(RecordError, match=r"gives other logits here .*--fresh"):
+        evaluate_robustness(second, x, y, **options)
+
+
+def test_another_source_is_refused_and_a_first_one_is_not(tmp_path):
+    x, y = sample(20)
+    options = {"path": tmp_path / "attack.json", **FEW}
+    first, second = function(1), function(2)
+    evaluate_robustness(trained(), x, y, attacks="fgsm", **options)
+    found = evaluate_robustness(trained(), x, y, attacks="transfer(attack='fgsm')", source=first, **options)
+    assert len(found.record["attacks"]) == 2
+    with pytest.raises(RecordError, match="the source gives other logits"):
+        evaluate_robustness(trained(), x, y, attacks="transfer", source=second, **options)
+
+
+def stop(text: str, done: int, total: int) -> None:
+    if "pgd" in text:
+        raise KeyboardInterrupt
+
+
+def test_files_without_answers_or_versions_go_on(tmp_path):
+    x, y = sample(40)
+    path, journal = tmp_path / "attack.json", tmp_path / "attack.json.partial.jsonl"
+    options = {"path": path, **FEW}
+    with pytest.raises(KeyboardInterrupt):
+        evaluate_robustness(trained(), x, y, attacks="fgsm,pgd(steps=2)", progress=stop, **options)
+    head, *lines = map(json.loads, journal.read_text().splitlines())
+    for key in ("answers", "source_answers"):
+        del head["evaluation"][key]
+    journal.write_text("".join(json.dumps(line) + "\n" for line in (head, *lines)))
+    seen: list[str] = []
+    progress = {"progress": lambda text, done, total: seen.append(text)}
+    record = evaluate_robustness(trained(), x, y, attacks="fgsm,pgd(steps=2)", **options, **progress).record
+    whole = evaluate_robustness(trained(), x, y, attacks="fgsm,pgd(steps=2)", **FEW)
+    assert record["worst_case"] == whole.worst_case
+    for key in ("answers", "source_answers"):
+        del record["conditions"][key]
+    record["conditions"]["versions"] = {"torch": "1.0"}
+    for entry in record["attacks"]:
+        del entry["versions"]
+    path.write_text(json.dumps(record))
+    seen.clear()
+    found = evaluate_robustness(trained(), x, y, attacks="noise", **options, **progress).record
+    assert not any("pgd" in text or "fgsm" in text for text in seen)
+    assert [entry["versions"]["torch"] for entry in found["attacks"]] == ["1.0", "1.0", version("torch")]
+
+
+def test_checks_that_were_run_stay_when_attacks_are_added_without(tmp_path):
+    x, y = sample(40)
+    options = {"epsilon": EPSILON, "path": tmp_path / "attack.json", "check_images": 4}
+    first = evaluate_robustness(trained(), x, y, attacks="fgsm", **options)
+    assert first.record["checks"]
+    assert "too few" in " ".join(first.doubts)
+    for attacks in ("fgsm", "fgsm,noise"):
+        again = evaluate_robustness(trained(), x, y, attacks=attacks, checks=False, **options)
+        assert again.record["checks"] == first.record["checks"]
+        assert again.doubts == first.doubts
+    assert len(again.record["attacks"]) == 2
+
+
+@pytest.mark.parametrize("about", [{"a": float("nan")}, {"a": object()}, {"a": torch.ones(2)}])
+def test_what_json_cannot_hold_is_refused_before_anything_runs(about):
+    calls: list[int] = []
+
+    def model(x: Tensor) -> Tensor:
+        calls.append(len(x))
+        return trained()(x)
+
+    with pytest.raises(ValueError, match="`about` must be names and numbers"):
+        evaluate_robustness(model, *sample(4), attacks="fgsm", about=about, **FEW)
+    assert not calls
+
+
+def test_a_second_process_on_one_record_is_refused(tmp_path):
+    path = tmp_path / "attack.json"
+    code = (
+        "import sys, pathlib\nfrom hyperball.attacks.lock import alone\n"
+        "with alone(pathlib.Path(sys.argv[1])):\n    print('held', flush=True); sys.stdin.read()"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "held\n"
+    options = {"attacks": "fgsm", "path": path, **FEW}
+    with pytest.raises(RecordError, match="another evaluation is writing"):
+        evaluate_robustness(trained(), *sample(4), **options)
+    process.communicate("")
+    assert evaluate_robustness(trained(), *sample(4), **options).record
+    assert [held.name for held in tmp_path.iterdir()] == ["attack.json"]
+    with alone(None):
+        pass
+
+
+FOREIGN = [b"[]", b"null", b'"a"', b"5", b"{}", b'{"conditions": {}}', b"\xff\xfe", b"hello"]
+HEAD = b'{"evaluation": {}}\n'
+JOURNALS = [*FOREIGN, b'{"evaluation": null}', HEAD + b"[]", HEAD + b'{"key": "clean"}', HEAD + b"7"]
+
+
+@pytest.mark.parametrize("content", FOREIGN)
+def test_a_file_that_is_no_record_is_refused_and_left_alone(tmp_path, content):
+    path = tmp_path / "attack.json"
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match=r"attack\.json is (no|not a readable) record"):
+        evaluate_robustness(trained(), *sample(4), attacks="fgsm", path=path, **FEW)
+    with pytest.raises(RecordError):
+        Robustness.read(path)
+    assert path.read_bytes() == content
+
+
+@pytest.mark.parametrize("content", JOURNALS)
+def test_a_file_that_is_no_journal_is_refused_and_left_alone(tmp_path, content):
+    path = tmp_path / "attack.json.partial.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(RecordError, match=r"is no (readable )?journal.*; move it away"):
+        evaluate_robustness(trained(), *sample(4), attacks="fgsm", path=tmp_path / "attack.json", **FEW)
+    assert path.read_bytes() == content
+
+
+def test_a_slim_record_goes_on(tmp_path):
+    path, (x, y) = tmp_path / "attack.json", sample(20)
+    whole = evaluate_robustness(trained(), x, y, attacks="fgsm", path=path, **FEW)
+    whole.slim().write(path)
+    verdict = Robustness.read(path).verdict("fgsm")
+    assert torch.equal(verdict.correct, whole.verdict("fgsm").correct)
+    assert verdict.loss.isnan().all()
+    found = evaluate_robustness(trained(), x, y, attacks="fgsm,noise", path=path, **FEW)
+    assert found.accuracy("fgsm") == whole.accuracy("fgsm")
+
+
+@pytest.mark.parametrize("text", ["fgsm()", " fgsm", "pgd(steps=20)", "pgd(restarts=1, steps=20)"])
+def test_an_attack_is_found_by_any_of_its_texts(text):
+    found = evaluate_robustness(trained(), *sample(4), attacks="fgsm,pgd", **FEW)
+    assert found.accuracy(text) == found.accuracy("fgsm" if "fgsm" in text else "pgd")
+
+
+class Extra(Around):
+    def __init__(self, base: nn.Module, extra: object) -> None:
+        super().__init__(base)
+        self.extra = extra
+
+    def get_extra_state(self) -> object:
+        return self.extra
+
+    def set_extra_state(self, state: object) -> None:
+        self.extra = state
+
+
+def test_extra_state_is_part_of_a_model():
+    digests = [
+        evaluate_robustness(Extra(trained(), extra).eval(), *sample(4), attacks="fgsm", **FEW).record["conditions"]
+        for extra in ({"a": 1}, {"a": 1}, {"a": 2}, torch.ones(2))
+    ]
+    first, same, *others = (conditions["model_sha256"] for conditions in digests)
+    assert first == same
+    assert first not in others
