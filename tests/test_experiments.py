@@ -9,6 +9,7 @@ import torch
 from experiment_cases import tiny_recipe, tiny_table
 
 from hyperball import models
+from hyperball.experiments.broken import odd_results
 from hyperball.experiments.collecting import collect, seeds_in, write_table
 from hyperball.experiments.protocols import CIFAR_MILESTONES, CIFAR_STEPS, cifar, shorter
 from hyperball.experiments.reproduce import (
@@ -24,6 +25,7 @@ from hyperball.experiments.reproduce import (
 )
 from hyperball.experiments.table import SCALES, Entry, Experiment, Reduction, published, slug
 from hyperball.experiments.tables import TABLES, TIMED, TRAINED, experiment, trained
+from hyperball.experiments.text import told_order
 from hyperball.training import Recipe, train
 from hyperball.training.record import Record
 
@@ -86,9 +88,10 @@ def test_every_scale_is_shorter_and_changes_no_operator(name):
         assert [entry.name for entry in paper.entries] == [entry.name for entry in reduced.entries]
         for full, short in zip(paper.entries, reduced.entries, strict=True):
             assert short.recipe.total_steps(100) < full.recipe.total_steps(100)
-            assert replace(short.recipe.model, options={}, pool=None) == replace(
-                full.recipe.model, options={}, pool=None
+            told = full.recipe.model.override(
+                {"magnitude": short.recipe.model.magnitude} if "alpha 10 instead of 1" in reduced.words(scale) else {}
             )
+            assert replace(short.recipe.model, options={}, pool=None) == replace(told, options={}, pool=None)
             assert short.recipe.model.pool == full.recipe.model.pool or "mean instead of max pooling" in reduced.words(
                 scale
             )
@@ -383,10 +386,93 @@ def test_scales_have_folders_of_their_own():
     assert len({f"{name}-{scale}" for name in TABLES for scale in SCALES}) == len(TABLES) * len(SCALES)
 
 
-def test_projections_say_which_networks_are_not_built_and_how_large_images_are():
+def test_projections_say_how_large_images_are():
     made = trained("projections-cifar10")
-    assert "googlenet, densenet121, alexnet, vgg11" in made.all_notes[-1]
-    assert "224×224" in made.all_notes[-1]
     for scale in ("paper", "quarter"):
         assert "32×32 instead of 224×224" in made.words(scale)
     assert "all else as published" in trained("dcnet-table3").words("half")
+
+
+@pytest.mark.parametrize("data", ["cifar10", "imagewoof"])
+def test_every_published_network_of_the_projections_has_its_cells_and_controls(data):
+    facts = published()[f"ddn_projection_{data}"]["cells"]
+    entries = {(entry.row, entry.column): entry for entry in trained(f"projections-{data}-networks").entries}
+    assert {row.partition(", ")[0] for row, _ in entries} == set(facts) - {"resnet18"}
+    for network in set(facts) - {"resnet18"}:
+        for row, held in facts[network].items():
+            for how, numbers in {"no projection": held}.items() if row == "none" else held.items():
+                entry = entries[f"{network}, {row}", how]
+                assert (entry.published, entry.also["map6_raw"]) == (numbers["top1"], numbers["map"])
+        assert entries[f"{network}, BatchNorm alone (control)", "no projection"].kind == "control"
+        assert entries[f"{network}, linf ball", "adaptive"].kind == "control"
+    assert len(entries) == (2 + 12) * (len(facts) - 1)
+
+
+@pytest.mark.parametrize("name", ["googlenet", "densenet121", "alexnet", "vgg11"])
+def test_every_published_network_sees_small_images_enlarged(name):
+    pytest.importorskip("torchvision")
+    whole = trained("projections-cifar10-networks")
+    entry = next(e for e in whole.entries if e.row.startswith(f"{name}, l2 ball"))
+    assert entry.recipe.model.options == {"enlarge": 224}
+    quick = whole.at("quick").select([entry.name]).entries[0].recipe.model
+    network = models.create(quick.name, num_classes=10, **quick.arguments).eval()
+    with torch.no_grad():
+        assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
+    assert "ProjectedLinear" in repr(network)
+
+
+@pytest.mark.parametrize("side", [0, -3, 64.0, True, "64"])
+def test_a_side_that_is_none_is_refused(side):
+    pytest.importorskip("torchvision")
+    with pytest.raises(ValueError, match=r"`enlarge` must be a whole number >= 1, got"):
+        models.create("torchvision/alexnet", num_classes=10, enlarge=side)
+
+
+def test_the_controls_that_the_papers_lack_are_there():
+    rates = [e.recipe.optimizer.lr for e in trained("dcnet-table4").select(["control"]).entries]
+    assert sorted(rates) == [0.03, 0.1, 0.3]
+    (updates,) = trained("dcnet-table1").select(["control"]).entries
+    assert updates.recipe.regularizers.weighted_gradients == "update"
+    assert updates.recipe.projection.every is None
+
+
+@pytest.mark.parametrize(
+    "cells, words",
+    [
+        ([("a", "x", 10.0, 20.0), ("b", "x", 12.0, 30.0), ("a", "y", 11.0, 25.0)], "2 of 2 pairs in a row or column"),
+        ([("a", "x", 13.0, 20.0), ("b", "x", 12.0, 30.0), ("a", "y", 14.0, 25.0)], "1 of 2 pairs"),
+        ([("a", "x", 13.0, 20.0), ("b", "x", 12.0, 20.9)], ""),
+        ([("a", "0 %", 13.0, 20.0), ("a", "90 %", 99.0, 90.0), ("b", "90 %", 98.0, 80.0)], "1 of 1 pairs"),
+        ([("a", "natural", 90.0, 85.0), ("a", "natural, fgsm", 4.0, 18.0)], ""),
+        ([("a", "x", 13.0, 20.0), ("b", "y", 1.0, 90.0)], ""),
+    ],
+)
+def test_the_order_of_cells_is_held_against_the_papers(cells, words):
+    assert told_order(cells).startswith(words) if words else told_order(cells) == ""
+
+
+@pytest.mark.parametrize(
+    "results, reason",
+    [
+        ({"last": {"top1": 0.5}, "best": "x"}, "`results.best`: must map names to numbers, got 'x'"),
+        ({"last": {"top1": float("nan")}}, "`results.last`: `top1` must be a number, got nan"),
+        ({"last": {"top1": 50.0}}, "must be an accuracy in [0, 1], got 50.0"),
+        ({"last": {"top1": 0.5, "loss": 10**400}}, "`loss` must be a number"),
+        ([], "`results` must be a mapping"),
+        ({"last": {"top1": 0.5, "loss": None}, "best": None}, ""),
+    ],
+)
+def test_results_that_are_none_are_told(results, reason):
+    assert reason in odd_results(results) if reason else odd_results(results) == ""
+
+
+def test_a_record_with_odd_results_is_named_and_left_out(tiny, tmp_path, capsys):
+    jobs = jobs_of(tiny, range(2), tmp_path)
+    for job in (jobs[0], jobs[2]):
+        train(job.cell.recipe, job.folder)
+    path = jobs[0].folder / "record.json"
+    held = json.loads(path.read_text())
+    held["results"]["best"] = "x"
+    path.write_text(json.dumps(held))
+    assert compare(tiny, jobs)[0].seeds == (1,)
+    assert f"left out {path}: `results.best`" in capsys.readouterr().err

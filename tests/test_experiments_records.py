@@ -1,14 +1,16 @@
 """What the records of a table's cells hold: conditions that go on, kept tables, networks that did not converge."""
 
 import json
+import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from experiment_cases import tiny_table
 
-from hyperball.experiments import reproduce
+from hyperball.experiments import markdown, reproduce
 from hyperball.experiments.collecting import collect, write_table
+from hyperball.experiments.lengths import length_rows
 from hyperball.experiments.reproduce import annotate, as_data, compare, draw, jobs_of, measure_conditions, table
 from hyperball.experiments.table import Experiment
 from hyperball.experiments.text import spread
@@ -106,3 +108,28 @@ def test_a_network_that_did_not_converge_counts_as_done_and_not_as_a_number(tiny
 )
 def test_numbers_over_seeds_say_how_many_did_not_converge(values, diverged, text):
     assert spread(values, diverged) == text
+
+
+def test_lengths_of_filters_and_gradients_are_told_at_the_first_and_the_last_step(tiny, tmp_path: Path, capsys):
+    job, other = jobs_of(tiny, range(2), tmp_path)[:3:2]
+    lines = [
+        {"kind": "train", "step": step, "weight_norm": 1.0 + step, "gradient_norm": 0.5 / (1 + step)} for step in (0, 4)
+    ]
+    lines += [{"kind": "evaluation", "step": 4}, {"kind": "train", "step": 5, "weight_norm": None}]
+    for held in (job, other):
+        held.folder.mkdir(parents=True)
+        (held.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert length_rows(tiny, [job, other]) == [("mean", "1", "5", "0.5", "0.1", "2")]
+    (other.folder / "metrics.jsonl").write_text("{\n")
+    assert length_rows(tiny, [job, other])[0][-1] == "1"
+    assert "left out" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
+def test_a_pipe_in_place_of_a_record_is_named_and_not_waited_for(tiny, tmp_path: Path, capsys, monkeypatch):
+    monkeypatch.setitem(markdown.TABLES, "tiny", lambda: tiny)
+    job = trained_job(tiny, tmp_path / "tiny-paper")
+    (job.folder / "record.json").unlink()
+    os.mkfifo(job.folder / "record.json")
+    assert "0 of 3 numbers" in markdown.made("tiny", tmp_path)
+    assert "is no regular file" in capsys.readouterr().err

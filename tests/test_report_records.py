@@ -32,6 +32,7 @@ from report_cases import (
 
 from hyperball.cli import main
 from hyperball.report import read_folder, read_runs
+from hyperball.report.results import results_page
 
 pytest.importorskip("jinja2")
 
@@ -260,15 +261,82 @@ def test_no_damage_to_a_value_stops_the_page(seed, tmp_path):
     parsed(page_of(tmp_path))
 
 
-def test_a_network_that_did_not_converge_is_shown_as_such_and_counts_for_nothing(tmp_path):
-    make_run(tmp_path / "good")
-    folder = make_run(tmp_path / "bad", seed=1)
+def diverge(folder):
+    """Make a run's record that of a network that did not converge."""
     held = json.loads((folder / "record.json").read_text())
     held |= {"status": "diverged", "results": {}, "failure": {"step": 3, "message": "the loss is not finite at step 3"}}
     (folder / "record.json").write_text(json.dumps(held))
+    return folder
+
+
+def test_a_network_that_did_not_converge_is_shown_as_such_and_counts_for_nothing(tmp_path):
+    make_run(tmp_path / "good")
+    diverge(make_run(tmp_path / "bad", seed=1))
     found = read_folder(tmp_path)
     assert not found.left_out
-    assert [run.notes for run in found.runs if run.nonfinite] == [
+    assert [run.notes for run in found.runs if run.diverged] == [
         ("did not converge: the loss is not finite at step 3",)
     ]
-    assert "bad (not finite)" in words_of(tmp_path)
+    text = words_of(tmp_path)
+    assert "90.00 (1 N/C)" in text
+    assert "1 of 2 did not converge" in text
+
+
+def published_cell(tmp_path, paper, fates, scale="paper"):
+    """The section of a table one of whose cells has these runs: True for one that converged."""
+    folder = tmp_path / "some-table-paper"
+    for seed, fine in enumerate(fates):
+        made = make_run(folder / "tanh--cosine" / f"seed-{seed}", seed=seed, top1=0.75)
+        if not fine:
+            diverge(made)
+    make_run(folder / "baseline--cosine" / "seed-0", top1=0.7, model__magnitude=None)
+    seeds = [seed for seed, fine in enumerate(fates) if not fine]
+    numbers = [
+        number("baseline", "cosine", 30.0, [30.0]),
+        number("tanh", "cosine", paper, [25.0 for fine in fates if fine], diverged=seeds),
+        number("tanh", "linear", "N/C", []),
+    ]
+    write(folder / "table.json", table_tree("some-table", numbers, scale=scale))
+    (section,) = [part for part in results_page(read_folder(tmp_path)).sections if part.table == "some-table"]
+    return section
+
+
+@pytest.mark.parametrize(
+    "paper, fates, text, remark, tone",
+    [
+        ("N/C", [False, False], "N/C", "paper N/C", "better"),
+        (31.76, [False], "N/C", "paper 31.76", "worse"),
+        (31.76, [True, False, True], "25.00 ± 0.00 (1 N/C)", "paper 31.76 (−6.76)", "worse"),
+        ("N/C", [True], "25.00", "paper N/C", ""),
+        (31.76, [True], "25.00", "paper 31.76 (−6.76)", "better"),
+    ],
+)
+def test_a_cell_says_that_networks_did_not_converge_beside_what_the_paper_says(
+    tmp_path, paper, fates, text, remark, tone
+):
+    matrix, detail = published_cell(tmp_path, paper, fates).tables
+    cell = matrix.rows[1][1]
+    assert (cell.text, cell.remark, cell.tone, cell.doubted) == (text, remark, tone, False)
+    assert text in [held.text for held in detail.rows[1]]
+    assert ("N/C" in text) == ("did not converge" in cell.tip)
+    assert matrix.rows[0][1].best == (False in fates)
+
+
+def test_networks_that_did_not_converge_are_held_against_the_paper_at_its_own_scale_alone(tmp_path):
+    section = published_cell(tmp_path, 31.76, [False], scale="quarter")
+    assert section.tables[0].rows[1][1].tone == ""
+    assert "1 with networks that did not converge" in section.finding
+
+
+def test_a_table_without_its_runs_still_says_which_networks_did_not_converge(tmp_path):
+    numbers = [number("a", "x", "N/C", [], diverged=[0, 1]), number("b", "x", 30.0, [30.0]), number("a", "y", 1.0, [])]
+    write(tmp_path / "t-paper" / "table.json", table_tree("t", numbers))
+    text = words_of(tmp_path)
+    assert "N/C" in text
+    assert "2 of 3 cells have numbers, 1 with networks that did not converge; 2 of 2 are within" in text
+
+
+def test_a_seed_that_converged_once_and_once_did_not_is_doubted(tmp_path):
+    make_run(tmp_path / "t" / "good")
+    diverge(make_run(tmp_path / "t" / "other"))
+    assert "t/other is another run of this seed, which did not converge, and is not counted" in words_of(tmp_path)

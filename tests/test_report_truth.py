@@ -280,7 +280,7 @@ def test_empty_rows_and_columns_are_counted_and_not_shown(tmp_path):
     table = section_of(tmp_path, table="t").tables[0]
     assert table.columns == ("", "x", "z")
     assert [row[0].text for row in table.rows] == ["a", "c"]
-    assert table.caption.endswith("6 numbers are missing; not shown: 1 empty row and 1 empty column.")
+    assert table.caption.endswith("3 numbers are missing; not shown: 1 empty row and 1 empty column.")
 
 
 def test_words_fit_the_numbers(tmp_path):

@@ -13,7 +13,7 @@ from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.training import Recipe, train
 
 ROOT = Path(__file__).parents[1]
-FILES = ("README.md", "docs/reproduction.md")
+FILES = ("README.md", "docs/reproduction.md", "docs/robustness.md")
 
 
 @pytest.fixture
@@ -70,6 +70,17 @@ def test_a_time_limit_lets_cells_save_themselves_and_the_same_command_goes_on(ti
     assert main([*command, "--time-limit", "0.01"]) == 130
     assert "the same command goes on" in capsys.readouterr().err
     assert main(command) == 0
+
+
+def test_a_set_that_is_not_there_is_one_mistake_before_any_cell_is_begun(tmp_path, capsys, monkeypatch):
+    monkeypatch.delenv("HYPERBALL_DATA", raising=False)
+    command = ["reproduce", "dcnet-table3", "--scale", "quick", "--cells", "tanh", "--out", str(tmp_path / "runs")]
+    assert main(command) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "cifar10 needs a folder of data" in line
+    assert main([*command, "--data-root", str(tmp_path)]) == 2
+    assert "no cifar10 in" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 def test_several_tables_are_made_one_after_the_other(capsys):
@@ -215,7 +226,7 @@ def test_a_broken_record_is_named_and_left_out(tiny, tmp_path, capsys):
 def test_a_network_that_did_not_converge_is_shown_as_the_papers_do(tiny, tmp_path):
     kept_record(tiny, tmp_path, status="diverged", results={}, failure={"step": 7, "where": "layer a"})
     text = markdown.made("tiny", tmp_path)
-    assert "| mean | clean | N/C | – | 80.0 | – | 0 |" in text
+    assert "| mean | clean | N/C | – | 80.0 | – | 1 |" in text
     assert "1 of 2 numbers" in text
     assert "1 of 2" in markdown.summary(tmp_path)
 

@@ -133,6 +133,7 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
     if own.dry_run:
         print("\n".join(f"{'done' if job.is_done else 'to do':>5}  {job.cell.name}" for job in everything))
         return 0
+    work.check_data(waiting)
     ends = run_local(waiting, own.jobs, speak, None if over == math.inf else over - time.monotonic())
     if time.monotonic() >= over:
         ends = [replace(end, interrupted=bool(end.reason)) for end in ends]

@@ -8,6 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+SHARES = ("top1", "top5")
+LARGEST = 1e100  # what lies beyond is no measurement
+
 
 @cache
 def leave_out(path: Path, reason: str) -> None:
@@ -15,7 +18,8 @@ def leave_out(path: Path, reason: str) -> None:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    """Whether a value is a number of a bearable size, which NaN is not."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
 
 
 def odd_number(metrics: Any) -> str:
@@ -25,4 +29,20 @@ def odd_number(metrics: Any) -> str:
     for name, value in metrics.items():
         if value is not None and not is_number(value):
             return f"`{name}` must be a number, got {value!r}"
+    return ""
+
+
+def odd_results(results: Any) -> str:
+    """Why something is not what a finished run's record has as results; "" where it is."""
+    if not isinstance(results, Mapping):
+        return f"`results` must be a mapping, got {results!r}"
+    for which in ("last", "best", "first_epoch"):
+        metrics = results.get(which)
+        problem = odd_number(metrics) if metrics is not None else ""
+        for name in SHARES:
+            value = None if problem or metrics is None else metrics.get(name)
+            if value is not None and not 0 <= value <= 1:
+                problem = f"`{name}` must be an accuracy in [0, 1], got {value!r}"
+        if problem:
+            return f"`results.{which}`: {problem}"
     return ""

@@ -16,12 +16,16 @@ from typing import Any
 from hyperball.experiments.attack_jobs import doubts_of
 from hyperball.experiments.broken import leave_out
 from hyperball.experiments.collecting import TABLE, seeds_in
+from hyperball.experiments.lengths import HEAD as LENGTHS
+from hyperball.experiments.lengths import length_rows
+from hyperball.experiments.pictures import filter_lengths
 from hyperball.experiments.plan import SOURCE
-from hyperball.experiments.reproduce import Comparison, compare, jobs_of
+from hyperball.experiments.reproduce import Comparison, compare, jobs_of, order_of
+from hyperball.experiments.runtime import head_of, row_of
 from hyperball.experiments.scales import SCALES, Scale
 from hyperball.experiments.table import Experiment
 from hyperball.experiments.tables import TABLES
-from hyperball.experiments.text import spread
+from hyperball.experiments.text import DIVERGED, spread
 from hyperball.rows import nearest
 from hyperball.training.files import FileError, read_tree
 from hyperball.training.record import RECORD, Record
@@ -46,6 +50,7 @@ class Found:
     lines: tuple[Comparison, ...]
     foreign: int
     remarks: tuple[str, ...] = ()
+    lengths: tuple[tuple[str, ...], ...] = ()
 
     @property
     def measured(self) -> list[Comparison]:
@@ -54,13 +59,20 @@ class Found:
 
     @property
     def beside(self) -> list[Comparison]:
-        """Those with a number of the paper that compares: a quick reduction shows an order, not numbers."""
-        return [line for line in self.measured if line.difference is not None and self.scale != "quick"]
+        """Those that the paper's compare with: a quick reduction shows an order, not numbers."""
+        return [line for line in self.measured if compares(line) and self.scale != "quick"]
 
     def is_close(self, line: Comparison) -> bool:
-        """Whether ours is within 1.5 points of the paper's, or better."""
+        """Whether ours is within 1.5 points of the paper's, or better; or both did not converge."""
+        if line.diverged:
+            return line.published == DIVERGED
         worse = line.difference if self.experiment.metric.endswith("error") else -(line.difference or 0.0)
         return worse is not None and worse <= CLOSE
+
+
+def compares(line: Comparison) -> bool:
+    """Whether ours can be held against the paper's: two numbers, or networks that did not converge here."""
+    return line.difference is not None or bool(line.diverged and line.published is not None)
 
 
 def fill(text: str, results: Path) -> str:
@@ -101,7 +113,9 @@ def scales_of(name: str, results: Path) -> Iterator[Found]:
             jobs = jobs_of(experiment, seeds_in(folder), folder)
             done = sum(job.is_done for job in jobs)
             remarks = tuple(doubts_of(experiment, jobs))
-            yield Found(experiment, scale, tuple(compare(experiment, jobs)), len(records) - done, remarks)
+            only_lengths = experiment.draws == (filter_lengths,)
+            lengths = tuple(length_rows(experiment, [job for job in jobs if job.is_done])) if only_lengths else ()
+            yield Found(experiment, scale, tuple(compare(experiment, jobs)), len(records) - done, remarks, lengths)
 
 
 def name_if_broken(path: Path) -> None:
@@ -124,7 +138,7 @@ def summary(results: Path) -> str:
 
 
 def summary_row(found: Found) -> tuple[str, ...]:
-    seeds = sorted({len(line.values) for line in found.measured})
+    seeds = sorted({len(line.values) + len(line.diverged) for line in found.measured})
     count = f"{seeds[0]}–{seeds[-1]}" if len(seeds) > 1 else str(seeds[0] if seeds else 0)
     differences = [line.difference for line in found.beside if line.difference is not None]
     close = sum(map(found.is_close, found.beside))
@@ -147,16 +161,19 @@ def detail(found: Found) -> str:
         rows = [detail_row(line, line in found.beside) for line in found.measured]
     count = f"{len(found.measured)} of {len(found.lines)} numbers"
     protocol = f"Scale `{found.scale}`: {experiment.words(found.scale)}. {count}."
+    order = order_of(found.measured)
+    protocol += f" {order}." if order else ""
     if found.foreign:
         protocol += f" {found.foreign} records of other recipes are left out."
     remarks = "".join(f"\n- {remark}" for remark in found.remarks)
-    return f"{protocol}\n\n{markdown_table(head, rows)}" + (f"\n{remarks}" if remarks else "")
+    more = f"\n\nMean lengths:\n\n{markdown_table(LENGTHS, found.lengths)}" if found.lengths else ""
+    return f"{protocol}\n\n{markdown_table(head, rows)}{more}" + (f"\n{remarks}" if remarks else "")
 
 
-def detail_row(line: Comparison, compares: bool) -> tuple[str, ...]:
+def detail_row(line: Comparison, is_beside: bool) -> tuple[str, ...]:
     best = f"{statistics.fmean(line.best):.2f}" if line.best else "–"
     paper = "–" if line.published is None else str(line.published)
-    difference = f"{line.difference:+.2f}" if compares else "–"
+    difference = f"{line.difference:+.2f}" if is_beside and line.difference is not None else "–"
     also = [beside(values, line.published_also.get(name)) for name, values in line.also.items()]
     return (
         line.row,
@@ -165,7 +182,7 @@ def detail_row(line: Comparison, compares: bool) -> tuple[str, ...]:
         best,
         paper,
         difference,
-        str(len(line.values)),
+        str(len(line.values) + len(line.diverged)),
         *also,
     )
 
@@ -209,11 +226,8 @@ def times_of(name: str, results: Path) -> list[str]:
             continue
         try:
             tree: dict[str, Any] = read_tree(path)
-            rows = [
-                (n["row"], n["column"], f"{n['mean']:.3f}", "–" if n["published"] is None else f"{n['published']:g}")
-                for n in tree["numbers"]
-            ]
-            parts.append(f"{tree['protocol']}.\n\n" + markdown_table(("", "", tree["metric"], "paper"), rows))
+            rows = [row_of(entry) for entry in tree["numbers"]]
+            parts.append(f"{tree['protocol']}.\n\n" + markdown_table(head_of(tree), rows))
         except (FileError, KeyError, TypeError, ValueError, AttributeError) as error:
             leave_out(path, f"it is no table of times ({type(error).__name__}: {error})")
     return parts

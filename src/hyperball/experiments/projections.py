@@ -1,18 +1,27 @@
-"""Projections before the classifier of a ResNet-18, on CIFAR-10 and Imagewoof, with a control of BatchNorm alone."""
+"""Projections before the classifiers of the published networks, on CIFAR-10 and Imagewoof, and BatchNorm alone.
+
+ResNet-18 has tables of its own, on CIFAR-10 at 32×32 pixels; the other networks see images as large as published.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from hyperball.experiments.declarative import ALSO, SOURCE
 from hyperball.experiments.pictures import convergence, learned_radii
 from hyperball.experiments.protocols import projected, shorter
-from hyperball.experiments.table import Entry, Experiment, Reduction, published
+from hyperball.experiments.table import Entry, Experiment, Kind, Reduction, published
 from hyperball.training.recipe import Recipe
 
 SETS = {f"{norm} {surface}": f"{norm}_{surface}" for norm in ("l1", "l2", "linf") for surface in ("sphere", "ball")}
 BATCH_NORM = "l2_ball(radius=1000000.0, learn=False)"  # no feature vector is that long: BatchNorm alone
+NETWORKS = {  # by the names of the published tables
+    "googlenet": "torchvision/googlenet", "densenet121": "torchvision/densenet121",
+    "alexnet": "torchvision/alexnet", "vgg11": "torchvision/vgg11",
+}  # fmt: skip
+PUBLISHED_SIZE = 224
 NOTES = (
     "the published networks saw 224×224 images",
     "map6_raw ranks raw logits of the first six classes as published, which projections change by construction; "
@@ -20,12 +29,6 @@ NOTES = (
     "the slides say that the adaptive L∞ projections fail; no number is published for any L∞",
     '"BatchNorm alone" is the head without its projection',
 )
-
-
-def not_built(table: str) -> str:
-    """The published networks of a table that no entry stands for."""
-    others = ", ".join(name for name in published()[table]["cells"] if name != "resnet18")
-    return f"published and not built here, all on 224×224 images: {others}"
 
 
 def quick_cifar(recipe: Recipe) -> Recipe:
@@ -43,19 +46,20 @@ def projection_text(projection: str, how: str) -> str:
     return f"{projection}(learn={how == 'adaptive'})"
 
 
-def entries(facts: dict[str, Any], make: Callable[[str | None], Recipe]) -> tuple[Entry, ...]:
-    """No projection, BatchNorm alone, and the six sets with fixed and learned radii."""
+def entries(facts: dict[str, Any], make: Callable[[str | None], Recipe], of: str = "") -> tuple[Entry, ...]:
+    """No projection, BatchNorm alone, and the six sets with fixed and learned radii; `of` begins every row."""
     none = facts["none"]
     made = [
-        Entry("none", "no projection", make(None), none["top1"], also={"map6_raw": none["map"]}),
-        Entry("BatchNorm alone (control)", "no projection", make(BATCH_NORM), kind="control"),
+        Entry(f"{of}none", "no projection", make(None), none["top1"], also={"map6_raw": none["map"]}),
+        Entry(f"{of}BatchNorm alone (control)", "no projection", make(BATCH_NORM), kind="control"),
     ]
     for row, projection in SETS.items():
         for how in ("fixed", "adaptive"):
             held = facts.get(row, {}).get(how, {})
             also = {"map6_raw": held["map"]} if held else {}
             recipe = make(projection_text(projection, how))
-            made.append(Entry(row, how, recipe, held.get("top1"), kind="published" if held else "control", also=also))
+            kind: Kind = "published" if held else "control"
+            made.append(Entry(f"{of}{row}", how, recipe, held.get("top1"), kind=kind, also=also))
     return tuple(made)
 
 
@@ -65,7 +69,9 @@ def cifar10() -> Experiment:
     cells = entries(facts, lambda text: projected("cifar10", "resnet18", text, stem="cifar"))
     return Experiment(
         "projections-cifar10", "Projections before the classifier, CIFAR-10", SOURCE, "top1", cells,
-        notes=("32×32 images and a stem of one 3×3 convolution", *NOTES, not_built("ddn_projection_cifar10")),
+        notes=(
+            "32×32 images and a stem of one 3×3 convolution", *NOTES, "other networks: projections-cifar10-networks",
+        ),
         also=ALSO, protocol="the published schedule, but 32×32 instead of 224×224 images and a stem for them",
         reduction=Reduction(
             quick_cifar, "6 of 90 epochs on 2,000 images, tested on 1,000; 16 channels instead of 64 at the start; fp32"
@@ -83,11 +89,64 @@ def imagewoof() -> Experiment:
 
     return Experiment(
         "projections-imagewoof", "Projections before the classifier, Imagewoof", SOURCE, "top1", entries(facts, make),
-        notes=(*NOTES, not_built("ddn_projection_imagewoof")), also=ALSO,
+        notes=(*NOTES, "other networks: projections-imagewoof-networks"), also=ALSO,
         reduction=Reduction(
             quick_imagewoof,
             "6 of 90 epochs on 1,000 images of 64×64 pixels in batches of 32, tested on 500; 16 channels instead of 64 "
             "at the start; fp32",
         ),
         draws=(convergence, learned_radii),
+    )  # fmt: skip
+
+
+def network_entries(table: str, make: Callable[[str, str | None], Recipe]) -> tuple[Entry, ...]:
+    """The entries of every published network but ResNet-18; `make` takes a network and a projection."""
+    made: list[Entry] = []
+    for name, facts in published()[table]["cells"].items():
+        if name in NETWORKS:
+            made += entries(facts, partial(make, NETWORKS[name]), f"{name}, ")
+    return tuple(made)
+
+
+def quick_networks(recipe: Recipe) -> Recipe:
+    sizes = {"data.train_size": 1000, "data.test_size": 500, "precision": "fp32", "batch_size": 32}
+    side = {"model.options": {"enlarge": 64}} if recipe.model.options else {"data.image_size": 64, "data.workers": 2}
+    return shorter(recipe, 1 / 30, **sizes, **side)
+
+
+QUICK_NETWORKS = Reduction(
+    quick_networks, "3 of 90 epochs on 1,000 images of 64×64 pixels in batches of 32, tested on 500; fp32"
+)
+
+
+def cifar10_networks() -> Experiment:
+    """The same before the classifiers of torchvision's GoogLeNet, DenseNet-121, AlexNet and VGG-11."""
+
+    def make(network: str, text: str | None) -> Recipe:
+        return projected("cifar10", network, text, enlarge=PUBLISHED_SIZE)
+
+    return Experiment(
+        "projections-cifar10-networks", "Projections in four more networks, CIFAR-10", SOURCE, "top1",
+        network_entries("ddn_projection_cifar10", make),
+        notes=(
+            "torchvision's networks; GoogLeNet without its auxiliary classifiers, VGG-11 without BatchNorm",
+            "images are cropped at 32×32, 4 pixels padded, and enlarged to 224×224; the paper enlarges to 256×256 and "
+            "crops 224×224 of that",
+            *NOTES[1:],
+        ),
+        also=ALSO, reduction=QUICK_NETWORKS, draws=(learned_radii,),
+    )  # fmt: skip
+
+
+def imagewoof_networks() -> Experiment:
+    """The same before the classifiers of torchvision's GoogLeNet and DenseNet-121, from an image folder."""
+
+    def make(network: str, text: str | None) -> Recipe:
+        return projected("imagewoof", network, text).override({"data.workers": 8})
+
+    return Experiment(
+        "projections-imagewoof-networks", "Projections in two more networks, Imagewoof", SOURCE, "top1",
+        network_entries("ddn_projection_imagewoof", make),
+        notes=("torchvision's networks; GoogLeNet without its auxiliary classifiers", *NOTES[1:]),
+        also=ALSO, reduction=QUICK_NETWORKS, draws=(learned_radii,),
     )  # fmt: skip

@@ -15,18 +15,18 @@ from typing import Any
 
 from hyperball import data
 from hyperball.data import Dataset
-from hyperball.experiments.broken import leave_out, odd_number
+from hyperball.experiments.broken import leave_out, odd_number, odd_results
 from hyperball.experiments.grid import Cell
 from hyperball.experiments.robust_numbers import attacked_numbers
 from hyperball.experiments.runners import Job
 from hyperball.experiments.scales import Scale
 from hyperball.experiments.table import Entry, Experiment, Finished, cell_name
-from hyperball.experiments.text import NOTHING, columns, spread
+from hyperball.experiments.text import NOTHING, columns, spread, told_order
 from hyperball.training import evaluate
 from hyperball.training.fields import RecipeError
 from hyperball.training.files import FileError, read_tree, write_json
 from hyperball.training.recipe import Recipe
-from hyperball.training.record import METRICS, RECIPE, Record, read_metrics, thinned
+from hyperball.training.record import METRICS, RECIPE, RECORD, Record, read_metrics, thinned
 
 CONDITIONS, PICTURES = "conditions.json", "pictures"
 CURVE = 60  # evaluations that a record keeps
@@ -70,6 +70,12 @@ def job_of(entry: Entry, seed: int, out: Path, data_root: str | None, accelerato
     before = f"{cell_name(*entry.start)}/seed-{seed}"
     cell = Cell(entry.name, seed, entry.recipe.override({"seed": seed, "start.weights": str(out / before)}))
     return Follower(cell, out / cell.name, data_root, accelerator, (before,))
+
+
+def check_data(jobs: Sequence[Job]) -> None:
+    """Refuse a set that is not there, or broken, before a process is started for every cell that needs it."""
+    for name, root in dict.fromkeys((job.cell.recipe.data.name, job.data_root) for job in jobs):
+        data.load(name, root)
 
 
 def annotate(experiment: Experiment, scale: Scale, jobs: Sequence[Job]) -> None:
@@ -211,8 +217,9 @@ def compare(experiment: Experiment, jobs: Sequence[Job]) -> list[Comparison]:
 def compared(experiment: Experiment, entry: Entry, ended: Sequence[Job]) -> list[Comparison]:
     """The comparisons of one entry: the test set as it is, then under each condition."""
     diverged = tuple(job.cell.seed for job in ended if job.diverged)
-    done = [job for job in ended if job.cell.seed not in diverged]
-    records = [Record.read(job.folder).results for job in done]
+    whole = [(job, results_in(job.folder)) for job in ended if job.cell.seed not in diverged]
+    done = [job for job, results in whole if results]
+    records = [results for _, results in whole if results]
     seeds = tuple(job.cell.seed for job in done)
     last, best = ([results[which] for results in records if results.get(which)] for which in ("last", "best"))
     lines = [
@@ -251,6 +258,15 @@ def compared(experiment: Experiment, entry: Entry, ended: Sequence[Job]) -> list
     return lines
 
 
+def results_in(folder: Path) -> dict[str, Any]:
+    """What a finished run's record has as results; nothing where that is broken, which is named."""
+    results = Record.read(folder).results
+    problem = odd_results(results)
+    if problem:
+        leave_out(folder / RECORD, problem)
+    return {} if problem else results
+
+
 def conditions_in(folder: Path) -> dict[str, Any]:
     """What was measured under conditions, by their names; what is broken is named and left out."""
     path = folder / CONDITIONS
@@ -280,7 +296,17 @@ def values_of(metric: str, results: Sequence[dict[str, Any]]) -> tuple[float, ..
 def table(experiment: Experiment, lines: Sequence[Comparison]) -> str:
     """The comparison for a terminal."""
     head = ("", "", f"{experiment.metric}, %", "best epoch", "paper", "difference", "seeds", *experiment.also)
-    return columns([head, *(told(line) for line in lines)], left=2)
+    order = order_of(lines)
+    return columns([head, *(told(line) for line in lines)], left=2) + (f"\n{order}" if order else "")
+
+
+def order_of(lines: Sequence[Comparison]) -> str:
+    """How far our numbers are in the paper's order, which is all that a short schedule can show."""
+    return told_order([
+        (line.row, line.column, line.mean, line.mean - line.difference)
+        for line in lines
+        if line.mean is not None and line.difference is not None
+    ])  # fmt: skip
 
 
 def told(line: Comparison) -> tuple[str, ...]:
@@ -289,7 +315,8 @@ def told(line: Comparison) -> tuple[str, ...]:
     difference = NOTHING if line.difference is None else f"{line.difference:+.2f}"
     also = (f"{statistics.fmean(found):.2f}" if found else NOTHING for found in line.also.values())
     ours = spread(line.values, len(line.diverged))
-    return (line.row, line.column, ours, best, paper, difference, str(len(line.values)), *also)
+    count = len(line.values) + len(line.diverged)
+    return (line.row, line.column, ours, best, paper, difference, str(count), *also)
 
 
 def as_data(

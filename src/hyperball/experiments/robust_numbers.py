@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperball.attacks import RecordError, parse
+from hyperball.attacks import parse
 from hyperball.attacks.arguments import parse_epsilon
-from hyperball.attacks.journal import read_json
 from hyperball.experiments.attack_state import images_of, seed_and_images, unlike
 from hyperball.experiments.broken import is_number, leave_out
 from hyperball.experiments.plan import Attacks
 from hyperball.experiments.robustness_record import KIND, ROBUSTNESS
 from hyperball.experiments.table import Experiment
+from hyperball.training.files import FileError, read_tree
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ def attacked(folder: Path, plan: Attacks) -> Attacked | None:
     if not path.exists():
         return None
     try:
-        record = read_json(path)
+        record = read_tree(path)
         if record["kind"] != KIND:
             return None
         seed, total = seed_and_images(folder)
@@ -49,7 +49,7 @@ def attacked(folder: Path, plan: Attacks) -> Attacked | None:
             return None
         doubts = [str(sentence) for sentence in record["doubts"]]
         lines = [plain(line) for line in record["attacks"]], [plain(line) for line in record["sweeps"]]
-    except (RecordError, KeyError, TypeError, ValueError, AttributeError) as error:
+    except (FileError, KeyError, TypeError, ValueError, AttributeError) as error:
         leave_out(path, f"it is no record of attacks ({type(error).__name__}: {error})")
         return None
     single, swept = (

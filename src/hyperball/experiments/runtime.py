@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +24,25 @@ from hyperball.training.record import environment
 
 ROUNDS, WARMUPS = 15, 3
 TABLE = "table.json"
+RATIO, PAPERS_RATIO, MEMORY = "ratio", "ratio, paper", "peak_mib"
 TIMED_SCALES: tuple[Scale, ...] = ("quick", "paper")
 Call = Callable[[], Any]
 
 
 @dataclass(frozen=True)
 class Subject:
-    """One number of a table of times: `make` builds what is timed on a device; the time is divided by `samples`."""
+    """One number of a table of times: `make` builds what is timed on a device; the time is divided by `samples`.
+
+    `over` is the row and column of the subject that it is told as a multiple of, and `published_ratio` the paper's.
+    """
 
     row: str
     column: str
     published: float | None
     make: Callable[[torch.device], Call]
     samples: int = 1
+    over: tuple[str, str] | None = None
+    published_ratio: float | None = None
 
 
 @dataclass(frozen=True)
@@ -67,6 +73,7 @@ def measure_times(
         if time.monotonic() >= over:
             return ""
         numbers.append(timed(subject, device))
+    add_ratios(numbers, table.subjects(scale))
     place = environment(device, 1)
     tree = {
         "experiment": table.name, "title": table.title, "source": table.source, "metric": table.unit, "scale": scale,
@@ -75,11 +82,32 @@ def measure_times(
     }  # fmt: skip
     write_json(folder / TABLE, tree)
     said = [] if kept is None else keep_times(kept / TABLE, tree)
-    rows = [("", "", table.unit, "paper")]
-    for entry in numbers:
-        paper = NOTHING if entry["published"] is None else f"{entry['published']:g}"
-        rows.append((entry["row"], entry["column"], f"{entry['mean']:.3f}", paper))
+    rows = [head_of(tree), *map(row_of, numbers)]
     return "\n".join([columns(rows, left=2), *(f"note: {note}" for note in (tree["protocol"], *table.notes)), *said])
+
+
+def head_of(tree: Mapping[str, Any]) -> tuple[str, ...]:
+    return ("", "", str(tree["metric"]), "paper", "ratio", "paper's ratio", "peak MiB")
+
+
+def row_of(entry: Mapping[str, Any]) -> tuple[str, ...]:
+    """A number of a table of times as texts: ours, the paper's, how many times its reference both are, memory."""
+    digits = {"mean": ".3f", "published": "g", RATIO: ".2f", PAPERS_RATIO: ".2f", MEMORY: ".1f"}
+    held = (NOTHING if entry.get(key) is None else format(entry[key], form) for key, form in digits.items())
+    return (entry["row"], entry["column"], *held)
+
+
+def add_ratios(numbers: Sequence[dict[str, Any]], subjects: Sequence[Subject]) -> None:
+    """Say of every number how many times that of its reference it is, which compares across devices."""
+    means = {(entry["row"], entry["column"]): entry["mean"] for entry in numbers}
+    for entry, subject in zip(numbers, subjects, strict=True):
+        if subject.over is not None:
+            entry[RATIO] = entry["mean"] / means[subject.over]
+            entry |= {} if subject.published_ratio is None else {PAPERS_RATIO: subject.published_ratio}
+
+
+def quotient(above: float | None, below: float | None) -> float | None:
+    return None if above is None or below is None else above / below
 
 
 def keep_times(path: Path, tree: dict[str, Any]) -> list[str]:
@@ -103,7 +131,7 @@ def timed(subject: Subject, device: torch.device) -> dict[str, Any]:
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
         call()
-        peak = {"peak_mib": round(torch.cuda.max_memory_allocated(device) / 2**20, 1)}
+        peak = {MEMORY: round(torch.cuda.max_memory_allocated(device) / 2**20, 1)}
     values = [milliseconds(call, device) / subject.samples for _ in range(ROUNDS)]
     median = statistics.median(values)
     difference = None if subject.published is None else median - subject.published
@@ -150,7 +178,12 @@ def pooling_subjects(scale: Scale) -> tuple[Subject, ...]:
                 if how == "adaptive" and penalty == "quadratic":
                     continue
                 text = f"{penalty}(learn_c=True)" if how == "adaptive" else penalty
-                made.append(Subject(penalty, f"{direction}, {how}", number, pool_maker(text, shape, direction)))
+                subject = Subject(penalty, f"{direction}, {how}", number, pool_maker(text, shape, direction))
+                if how == "adaptive":
+                    subject = replace(
+                        subject, over=(penalty, f"{direction}, fixed"), published_ratio=quotient(number, numbers[0])
+                    )
+                made.append(subject)
     return tuple(made)
 
 
@@ -163,7 +196,7 @@ def pooling() -> Timing:
     return Timing(
         "pooling-runtime", "Time of robust pooling", f"{SOURCE}, slides", "milliseconds", pooling_subjects,
         lambda scale: f"{POOLED.get(scale, WHOLE)} samples, pooled over the last dimension",
-        ("published times were taken without synchronizing an RTX 2080 Ti: ratios alone compare",),
+        ("published times were taken without synchronizing an RTX 2080 Ti: ratios alone compare", "ratio: to fixed c"),
     )  # fmt: skip
 
 
@@ -184,10 +217,13 @@ def projection_subjects(scale: Scale) -> tuple[Subject, ...]:
     facts = published()["ddn_projection_runtime"]["cells"]
     size, batch = (64, 8) if scale == "quick" else (224, 128)
 
-    def made(row: str, column: str, number: float | None, text: str | None) -> Subject:
-        return Subject(row, column, number, lambda device: network_call(text, size, batch, device), batch)
+    plain = facts["none"][0]
 
-    subjects = [made("none", "no projection", facts["none"][0], None)]
+    def made(row: str, column: str, number: float | None, text: str | None) -> Subject:
+        over, ratio = (None, None) if text is None else (("none", "no projection"), quotient(number, plain))
+        return Subject(row, column, number, lambda device: network_call(text, size, batch, device), batch, over, ratio)
+
+    subjects = [made("none", "no projection", plain, None)]
     for row, projection in SETS.items():
         for how, number in zip(("fixed", "adaptive"), facts.get(row, (None, None)), strict=True):
             subjects.append(made(row, how, number, projection_text(projection, how)))
@@ -200,5 +236,8 @@ def projections() -> Timing:
         "projections-runtime", "Time of a ResNet-18 with projections", f"{SOURCE}, slides", "milliseconds an image",
         projection_subjects,
         lambda scale: "forward of 8 images of 64×64 pixels" if scale == "quick" else "forward of 128 images of 224×224",
-        ("the paper's device and batch are not those used here: ratios alone compare",),
+        (
+            "the paper's device and batch are not those used here: ratios alone compare",
+            "ratio: to the network without a projection",
+        ),
     )  # fmt: skip

@@ -26,6 +26,8 @@ TRAINED: dict[str, Callable[[], Experiment]] = {
     "pooling-test-outliers": declarative.test_outliers,
     "projections-cifar10": projections.cifar10,
     "projections-imagewoof": projections.imagewoof,
+    "projections-cifar10-networks": projections.cifar10_networks,
+    "projections-imagewoof-networks": projections.imagewoof_networks,
     "architectures": ours.architectures,
 }
 TIMED: dict[str, Callable[[], Timing]] = {

@@ -110,11 +110,11 @@ def cnn9_adv(
 
 
 def cnn9_features(
-    layers: Layers, num_classes: int, *, in_channels: int = 1, image_size: int = 28, features: int = 2
+    layers: Layers, num_classes: int, *, in_channels: int = 1, image_size: int = 28, features: int = 2, width: int = 32
 ) -> nn.Module:
     """CNN-9 for attacks with two-dimensional features and nothing behind them, for pictures of MNIST."""
     geometry: dict[str, Any] = {"in_channels": in_channels, "image_size": image_size, "features": features}
-    return Chain(layers, num_classes, widths=(32, 64, 128), feature_norm=False, **geometry)
+    return Chain(layers, num_classes, widths=(width, 2 * width, 4 * width), feature_norm=False, **geometry)
 
 
 def digits(layers: Layers, num_classes: int, *, in_channels: int = 1, width: int = 16) -> nn.Module:

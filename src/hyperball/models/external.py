@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
@@ -19,9 +20,24 @@ AUXILIARY = ("googlenet", "inception_v3")
 CONVERT_OPTIONS = (
     "magnitude", "angular", "weighting", "pool", "projection", "skip", "convolutions", "keep_shortcuts", "fuse"
 )  # fmt: skip
-SHARED_OPTIONS = (*CONVERT_OPTIONS, "batch", "pretrained", "num_classes")
+SHARED_OPTIONS = (*CONVERT_OPTIONS, "batch", "pretrained", "num_classes", "enlarge")
 EXAMPLE_SIZE = (3, 224, 224)
 LARGER = {"inception_v3": (3, 299, 299)}
+
+
+class Enlarged(nn.Module):
+    """model(x'), with x' the images enlarged to size × size: small images for a network that is made for large ones."""
+
+    def __init__(self, model: nn.Module, size: int) -> None:
+        super().__init__()
+        self.model, self.size = model, size
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = self.model(F.interpolate(x, (self.size, self.size), mode="bilinear", align_corners=False))
+        return y
+
+    def extra_repr(self) -> str:
+        return f"size={self.size}"
 
 
 def create(source: str, name: str, num_classes: int | None, options: Mapping[str, Any]) -> nn.Module:
@@ -29,8 +45,18 @@ def create(source: str, name: str, num_classes: int | None, options: Mapping[str
 
     Where a function pools, a `batch` of inputs shows where; without one, random ones of the model's own input size do.
     Decoupled convolutions run in fused blocks on a GPU (`hyperball.convert.fuse_blocks`) unless fuse=False.
+    With `enlarge` images are enlarged to that side first.
     """
     given = dict(options)
+    size = given.pop("enlarge", None)
+    if size is not None and (isinstance(size, bool) or not isinstance(size, int) or size < 1):
+        raise ValueError(f"`enlarge` must be a whole number >= 1, got {size!r}")
+    model = converted(source, name, num_classes, given)
+    return model if size is None else Enlarged(model, size)
+
+
+def converted(source: str, name: str, num_classes: int | None, given: dict[str, Any]) -> nn.Module:
+    """The model, and what `convert_model` makes of it where one of its options is given."""
     conversion = {key: given.pop(key) for key in CONVERT_OPTIONS if key in given}
     check_operator(conversion)
     batch = given.pop("batch", None)

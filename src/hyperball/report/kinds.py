@@ -27,12 +27,15 @@ from hyperball.report.files import (
 from hyperball.report.pictures import Curves, Features, Filters, read_curves, read_features, read_filters
 
 MOST_NUMBERS = 5000
-KNOWN = {"row", "column", "published", "values", "best", "doubts", "mean", "std", "difference", "kind"}
+KNOWN = {"row", "column", "published", "values", "best", "doubts", "mean", "std", "difference", "kind", "diverged"}
 
 
 @dataclass(frozen=True)
 class Number:
-    """One number of a published table: the paper's, and ours by seed; `extra` are means of further metrics."""
+    """One number of a published table: the paper's, and ours by seed; `extra` are means of further metrics.
+
+    `diverged` are the seeds whose networks did not converge.
+    """
 
     row: str
     column: str
@@ -44,6 +47,7 @@ class Number:
     kind: str = "published"
     seeds: tuple[str, ...] = ()
     extra: dict[str, float] = field(default_factory=dict)
+    diverged: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -171,6 +175,7 @@ def read_number(entry: Any, file: str) -> Number:
         clipped(entry.get("row", "")), clipped(entry.get("column", "")), published,
         tuple(number_list(entry.get("values"))), tuple(number_list(entry.get("best"))), texts(entry.get("doubts")),
         facts, clipped(entry.get("kind", "published")), texts(entry.get("seeds")), extra,
+        texts(entry.get("diverged")),
     )  # fmt: skip
 
 

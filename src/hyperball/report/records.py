@@ -32,6 +32,7 @@ FORMAT = 1
 SHARES = ("top1", "top5")
 UNFINISHED = "unfinished"
 DIVERGED = "diverged"  # a record without results: the network did not converge
+LOST = "N/C"  # the papers' word for it
 MOST_LINES = 80
 VERSIONS = ("torch", "hyperball")
 
@@ -72,6 +73,16 @@ class Run:
     def field(self, dotted: str, default: Any = None) -> Any:
         """A field of the recipe by its dotted name."""
         return flat(self.recipe).get(dotted, default)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether there is a last iterate to count."""
+        return self.status not in (UNFINISHED, DIVERGED)
+
+    @property
+    def diverged(self) -> bool:
+        """Whether it came to an end without one: the network did not converge, which is a result too."""
+        return self.status == DIVERGED
 
     @property
     def data(self) -> str:
@@ -157,7 +168,9 @@ def read_run(folder: Path, name: str) -> Run:
         return Run(name, folder, recipe, UNFINISHED, results, {}, {}, metrics.failures, *curves, failed)
     if record.get("status") == DIVERGED:
         told = f"did not converge: {clipped(mapping(record, 'failure', RECORD).get('message', ''))}"
-        return Run(name, folder, recipe, UNFINISHED, {}, {}, conditions(record), (told,), *curves, True)
+        return Run(
+            name, folder, recipe, DIVERGED, {}, {}, conditions(record), (told,), *curves, scale=scale_of(record)
+        )  # fmt: skip
     found = mapping(record, "results", RECORD)
     results = {key: numbers(mapping(found, key, RECORD)) for key in ("last", "best", "first_epoch") if found.get(key)}
     if "top1" not in results.get("last", {}):

@@ -17,7 +17,7 @@ from hyperball.report.sections import lines as curves
 from hyperball.report.sections.bench import bench_sections
 from hyperball.report.sections.figures import figure_section, galleries, geometry_section
 from hyperball.report.sections.join import Joined
-from hyperball.report.sections.published import doubts_of, finding, published_section, tone
+from hyperball.report.sections.published import compares, doubts_of, finding, published_section, tone
 from hyperball.report.sections.robustness import robustness_section
 from hyperball.report.tables import Cell, Group, Table, family, group, group_table, run_table, trimmed
 
@@ -108,10 +108,10 @@ def overview(joined: Sequence[Joined]) -> Section | None:
         return None
     rows = []
     for entry in joined:
-        table, done = entry.table, [line for line in entry.lines if line.values]
-        known = [line for line in done if line.difference is not None and table.scale == "paper"]
+        table, done = entry.table, [line for line in entry.lines if line.is_done]
+        known = [line for line in done if compares(line) and table.scale == "paper"]
         near = sum(tone(table, line) in ("better", "near") for line in known)
-        seeds = [len(line.values) for line in done]
+        seeds = [line.seeds for line in done]
         doubts = len(doubts_of(entry.lines))
         spans = f"{min(seeds)}–{max(seeds)}" if seeds and min(seeds) < max(seeds) else str(max(seeds, default=0))
         rows.append((

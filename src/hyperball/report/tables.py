@@ -12,7 +12,7 @@ from typing import Any
 from hyperball.report.doubts import Doubt
 from hyperball.report.drawing.svg import Safe
 from hyperball.report.files import clipped, flat
-from hyperball.report.records import UNFINISHED, Run
+from hyperball.report.records import LOST, UNFINISHED, Run
 
 MISSING = "–"
 BASELINE = "baseline"
@@ -76,7 +76,12 @@ class Group:
     @property
     def counted(self) -> tuple[Run, ...]:
         """The runs whose numbers are averaged: the finished ones, or all where none is."""
-        return tuple(run for run in self.runs if run.status != UNFINISHED) or self.runs
+        return tuple(run for run in self.runs if run.is_finished) or self.runs
+
+    @property
+    def lost(self) -> tuple[str, ...]:
+        """The seeds whose networks did not converge."""
+        return tuple(clipped(run.seed) for run in self.runs if run.diverged)
 
 
 def group(runs: Iterable[Run]) -> list[Group]:
@@ -98,14 +103,21 @@ def one_a_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Doubt, ...]]
         seeds.setdefault(clipped(run.seed), []).append(run)
     kept, doubts = [], []
     for seed, held in seeds.items():
-        first, *others = sorted(held, key=lambda run: run.status == UNFINISHED)
+        first, *others = sorted(held, key=lambda run: (not run.is_finished, not run.diverged))
         kept.append(first)
         for other in others:
             if other.status != UNFINISHED and other.results != first.results:
-                theirs, ours = (f"{100 * run.results['last']['top1']:.2f}" for run in (other, first))
-                said = f"{other.name} is another run of this seed, with an accuracy of {theirs} % instead of {ours} %"
-                doubts.append(Doubt(first.name, f"{said}, and is not counted", seed))
+                said = f"{other.name} is another run of this seed, {instead(other, first)}, and is not counted"
+                doubts.append(Doubt(first.name, said, seed))
     return tuple(kept), tuple(doubts)
+
+
+def instead(other: Run, first: Run) -> str:
+    """How a run differs from a finished one."""
+    if other.diverged:
+        return "which did not converge"
+    theirs, ours = (f"{100 * run.results['last']['top1']:.2f}" for run in (other, first))
+    return f"with an accuracy of {theirs} % instead of {ours} %"
 
 
 def protocol(recipe: dict[str, Any]) -> str:
@@ -162,6 +174,13 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
+def ending(values: Sequence[float], lost: int, digits: int = 2) -> str:
+    """mean ± standard deviation, and how many networks did not converge: "24.10 ± 0.20 (1 N/C)", or "N/C" alone."""
+    if not lost:
+        return spread(values, digits)
+    return f"{spread(values, digits)} ({lost} {LOST})" if values else LOST
+
+
 def trimmed(table: Table, missing: int = 0) -> Table:
     """A table without those columns and rows of numbers that are empty; the caption says so, and what is missing."""
     hollow = [all(map(is_hollow, row[table.texts :])) for row in table.rows]
@@ -202,6 +221,11 @@ def result(runs: Sequence[Run], which: str, name: str) -> list[float]:
 COLUMNS = ("", "seeds", "accuracy, %", "best epoch, %", "1st epoch, %", "loss", "calibration error, %", "time")
 
 
+def accuracies(runs: Sequence[Run]) -> list[float]:
+    """The accuracies of the last iterates, in percent."""
+    return [100 * value for value in result(runs, "last", "top1")]
+
+
 def group_table(groups: Sequence[Group]) -> Table:
     """One row a group; the highest mean accuracy of the last iterate that is not in doubt is marked."""
     doubted = [bool(entry.doubts) or any(run.nonfinite for run in entry.counted) for entry in groups]
@@ -216,7 +240,7 @@ def group_table(groups: Sequence[Group]) -> Table:
         told = "\n".join([where(runs), *(f"doubt: {doubt.sentence}" for doubt in entry.doubts)])
         rows.append((
             Cell(entry.label, remark=warning(entry)), Cell(str(len(runs)), tip=where(runs)),
-            Cell(percent(result(runs, "last", "top1")), marked, tip=told, doubted=odd),
+            Cell(ending(accuracies(runs), len(entry.lost)), marked, tip=told, doubted=odd),
             Cell(percent(result(runs, "best", "top1"))), Cell(percent(result(runs, "first_epoch", "top1"))),
             Cell(spread(result(runs, "last", "loss"), 4)), Cell(percent(result(runs, "last", "ece"))),
             Cell(duration(time), sort=time),
@@ -237,9 +261,10 @@ def where(runs: Sequence[Run]) -> str:
 
 
 def warning(entry: Group) -> str:
-    """How many runs of a group are unfinished or not finite, or nothing."""
+    """How many runs of a group are unfinished, did not converge or are not finite, or nothing."""
     counts = {
         "unfinished": sum(run.status == UNFINISHED for run in entry.runs),
+        "did not converge": len(entry.lost),
         "not finite": sum(run.nonfinite for run in entry.runs),
     }
     return ", ".join(f"{count} of {len(entry.runs)} {word}" for word, count in counts.items() if count)
@@ -257,7 +282,7 @@ def run_table(runs: Sequence[Run]) -> Table:
             name, clipped(run.field("model.name", MISSING)), operator(flat(run.recipe)),
             run.conditions.get("device", MISSING), run.conditions.get("engine", run.status),
             clipped(run.recipe.get("seed", MISSING)), MISSING if epoch is None else f"{epoch:g}",
-            percent([last["top1"]] if "top1" in last else []),
+            ending(accuracies([run]), int(run.diverged)),
         )  # fmt: skip
         seconds, speed = run.timing.get("seconds"), run.timing.get("images_per_second")
         rows.append((

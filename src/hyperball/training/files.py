@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import re
+import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,6 +80,8 @@ def read_tree(path: Path) -> Any:
     """The tree of a JSON or YAML file."""
     _check_suffix(path)
     try:
+        if not stat.S_ISREG(path.stat().st_mode):
+            raise FileError("is no regular file")  # to read from a pipe is to wait for ever
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise FileError("no such file") from None

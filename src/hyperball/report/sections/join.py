@@ -11,14 +11,17 @@ from hyperball.report.doubts import Doubt, distinct
 from hyperball.report.files import clipped
 from hyperball.report.kinds import Number, Published, RobustCell
 from hyperball.report.records import UNFINISHED, Run
-from hyperball.report.tables import Group, family, family_of, group
+from hyperball.report.tables import Group, ending, family, family_of, group
 
 ERRORS = {"error": "top1", "top5_error": "top5"}
 
 
 @dataclass(frozen=True)
 class Line:
-    """One cell: the published number, and ours from runs of one recipe; `values` are the last iterates by seed."""
+    """One cell: the published number, and ours from runs of one recipe; `values` are the last iterates by seed.
+
+    `lost` are the seeds whose networks did not converge; where none did, `runs` are theirs.
+    """
 
     number: Number
     values: tuple[float, ...]
@@ -26,6 +29,21 @@ class Line:
     runs: tuple[Run, ...] = ()
     doubts: tuple[Doubt, ...] = ()
     variant: str = ""
+    lost: tuple[str, ...] = ()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether there is a number, or the result that there is none."""
+        return bool(self.values or self.lost)
+
+    @property
+    def seeds(self) -> int:
+        """How many networks came to an end."""
+        return len(self.values) + len(self.lost)
+
+    @property
+    def text(self) -> str:
+        return ending(self.values, len(self.lost))
 
     @property
     def operator(self) -> str:
@@ -68,14 +86,16 @@ class Joined:
             if fits and run.folder != table.folder and run.folder.is_relative_to(table.folder):
                 self.cells.setdefault(run.folder.relative_to(table.folder).parts[0], []).append(run)
         self.lines = [line for number in table.numbers for line in self.lines_of(number)]
-        self.used = {id(run) for line in self.lines for run in line.runs}
+        counted = {id(run) for line in self.lines for run in line.runs}
+        ended = (run for number in table.numbers for run in self.runs_of(number)[0])
+        self.used = counted | {id(run) for run in ended if run.diverged}
 
     def lines_of(self, number: Number) -> list[Line]:
         runs, condition = self.runs_of(number)
-        finished = [run for run in runs if run.status != UNFINISHED]
-        if not finished:
-            return [Line(number, number.values, number.best, doubts=told(number))]
-        groups = group(finished)
+        ended = [run for run in runs if run.status != UNFINISHED]
+        if not ended:
+            return [Line(number, number.values, number.best, doubts=told(number), lost=number.diverged)]
+        groups = group(ended)
         many = len(groups) > 1
         return [self.line(number, held, condition, held.label if many else "") for held in groups]
 
@@ -97,7 +117,10 @@ class Joined:
         return run.measured.get(name, {}) if attacked is None else {"top1": attacked}
 
     def line(self, number: Number, held: Group, condition: str, variant: str) -> Line:
-        metric, runs = self.table.metric, held.runs
+        metric, lost = self.table.metric, held.lost
+        runs = tuple(run for run in held.runs if run.is_finished)
+        if not runs:
+            return Line(number, (), (), held.runs, distinct((*held.doubts, *told(number))), variant, lost)
         last = [self.condition(run, condition) if condition else run.results["last"] for run in runs]
         values = [value for entry in last if (value := percent_of(metric, entry)) is not None]
         best = [] if condition else [percent_of(metric, run.results.get("best", {})) for run in runs]
@@ -106,9 +129,9 @@ class Joined:
         doubts += [doubt for doubt in told(number) if doubt.text not in known]
         doubts += [] if variant else disagreement(number, values)
         if condition and not values:
-            return Line(number, number.values, number.best, runs, distinct(doubts), variant)
+            return Line(number, number.values, number.best, runs, distinct(doubts), variant, lost)
         kept = tuple(value for value in best if value is not None)
-        return Line(number, tuple(values), kept, runs, distinct(doubts), variant)
+        return Line(number, tuple(values), kept, runs, distinct(doubts), variant, lost)
 
     def doubts_about(self, run: Run, condition: str) -> list[Doubt]:
         """What a run's own records say against its number."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +13,13 @@ from hyperball.report.drawing.svg import Safe, element, svg
 from hyperball.report.files import clipped
 from hyperball.report.kinds import Number, Published
 from hyperball.report.page import Gallery, Section
+from hyperball.report.records import LOST
 from hyperball.report.sections.join import ERRORS, Joined, Line
 from hyperball.report.sections.table_curves import convergence, outliers, radii
 from hyperball.report.tables import MISSING, Cell, Table, spread, trimmed, where
 
 METRICS = {"error": "Test error, %", "top1": "Test accuracy, %", "top5_error": "Top-5 test error, %"}
+APART = 1.0  # points between two numbers of a paper whose order is looked at
 NEAR = 1.5  # points: as near to the paper as the reproduction aims at
 MOST_COLUMNS, MOST_CONDITIONS, MOST_EXTRA = 6, 12, 10
 PLOT_WIDTH, PLOT_HEIGHT = 150.0, 18.0
@@ -25,7 +28,7 @@ PLOT_WIDTH, PLOT_HEIGHT = 150.0, 18.0
 def published_section(joined: Joined, curves_too: bool = True, pictures: Sequence[Gallery] = ()) -> Section:
     """The table as published and at length, then curves and pictures."""
     table, lines = joined.table, joined.lines
-    done = [line for line in lines if line.values]
+    done = [line for line in lines if line.is_done]
     tables = [detail_table(table, lines)]
     overview = matrix(joined)
     if overview is not None:
@@ -61,25 +64,66 @@ def finding(table: Published, lines: Sequence[Line], done: Sequence[Line]) -> st
     """How many cells there are, and how near to the paper's."""
     if not done:
         return "No cell of this table has been run yet."
-    known = [line for line in done if line.difference is not None]
-    said = f"{len(done)} of {len(lines)} cells have numbers"
+    known = [line for line in done if compares(line)]
+    lost = sum(bool(line.lost) for line in done)
+    also = f", {lost} with networks that did not converge" if lost else ""
+    said = f"{len(done)} of {len(lines)} cells have numbers{also}"
     if not is_share(table.metric):
         return f"{said}; times of other hardware than the paper's, so only ratios can be compared."
     if not known:
         return f"{said}; the paper has none of them."
     if table.scale != "paper":
+        kept, total = in_order(known)
+        order = (
+            f": {kept} of {total} pairs in a row or column, a point or more apart in the paper, are in its order"
+            if total
+            else ""
+        )
         return (
-            f"{said}; differences to the paper are those of a shorter schedule, so only the ordering can be compared."
+            f"{said}; differences to the paper are those of a shorter schedule, so only the ordering can be "
+            f"compared{order}."
         )
     near = sum(tone(table, line) in ("better", "near") for line in known)
     return f"{said}; {near} of {len(known)} are within {NEAR:g} points of the paper or better."
 
 
+def in_order(lines: Sequence[Line]) -> tuple[int, int]:
+    """Of all pairs in a row or column that the paper has a point or more apart: how many ours have so too.
+
+    Columns that are conditions, such as attacks, are harder or easier for every row: there pairs are those in a column.
+    """
+    names = {line.number.column for line in lines}
+    hard = {name for name in names if name.endswith("%") or any(name.startswith(f"{base}, ") for base in names)}
+    pairs = [
+        (a, b)
+        for a, b in itertools.combinations([line for line in lines if line.difference is not None], 2)
+        if a.number.column == b.number.column
+        or (a.number.row == b.number.row and not {a.number.column, b.number.column} & hard)
+    ]
+    gaps = [
+        (a.mean - b.mean, a.mean - a.difference - b.mean + b.difference)
+        for a, b in pairs
+        if a.mean is not None and b.mean is not None and a.difference is not None and b.difference is not None
+    ]
+    wide = [(ours, theirs) for ours, theirs in gaps if abs(theirs) >= APART]
+    return sum(ours * theirs > 0 for ours, theirs in wide), len(wide)
+
+
+def compares(line: Line) -> bool:
+    """Whether ours can be held against the paper's: two numbers, or a network that did not converge here."""
+    return line.difference is not None or bool(line.lost and line.number.published is not None)
+
+
 def tone(table: Published, line: Line) -> str:
-    """better, near or worse than the paper; nothing at another scale, where that would be unfair."""
-    gap = line.difference
-    if gap is None or table.scale != "paper" or not is_share(table.metric):
+    """better, near or worse than the paper; nothing at another scale, where that would be unfair.
+
+    A network that converges in neither is as published, one that does not here alone is worse.
+    """
+    if not compares(line) or table.scale != "paper" or not is_share(table.metric):
         return ""
+    gap = line.difference
+    if gap is None or line.lost:
+        return "better" if line.number.published == LOST else "worse"
     worse = gap if table.metric in ERRORS else -gap
     return "better" if worse <= 0 else "near" if worse <= NEAR else "worse"
 
@@ -111,23 +155,24 @@ def matrix(joined: Joined) -> Table | None:
         cells.append((Cell(row, remark=kind_of(first)), *ours))
         operators.append(first.operator)
     caption = matrix_caption(table, lines)
-    missing = sum(entry.text == MISSING for row in cells for entry in row[1:])
+    missing = sum(not line.is_done for line in lines)
     return trimmed(Table(("", *columns), tuple(cells), caption=caption, operators=tuple(operators)), missing)
 
 
 def matrix_caption(table: Published, lines: Sequence[Line]) -> str:
-    seeds = sorted({len(line.values) for line in lines if line.values})
+    seeds = sorted({line.seeds for line in lines if line.is_done})
     counted = f"n = {seeds[0]}" if len(seeds) == 1 else f"n = {seeds[0]} to {seeds[-1]}" if seeds else "no runs yet"
     known = [line for line in lines if line.number.published is not None]
-    also = " and ours less the paper's" if is_share(table.metric) and any(line.values for line in known) else ""
+    also = " and ours less the paper's" if is_share(table.metric) and any(line.is_done for line in known) else ""
     paper_too = f"; below each the paper's number{also}" if known else ""
-    return f"{metric_words(table.metric)}, {counted}{paper_too}."
+    word = f"; {LOST}: did not converge" if any(line.lost or line.number.published == LOST for line in lines) else ""
+    return f"{metric_words(table.metric)}, {counted}{paper_too}{word}."
 
 
 def best_of(table: Published, lines: Sequence[Line]) -> float | None:
     """The best mean of a column that is not in doubt; None without a choice, or without better and worse."""
-    done = [line for line in lines if line.mean is not None]
-    means = [line.mean for line in done if line.mean is not None and not line.doubts]
+    done = [line for line in lines if line.is_done]
+    means = [line.mean for line in done if line.mean is not None and not line.doubts and not line.lost]
     if len(done) < 2 or not means or not is_share(table.metric):
         return None
     return (min if table.metric in ERRORS else max)(means)
@@ -142,13 +187,13 @@ def kind_of(line: Line) -> str:
 
 def cell(table: Published, line: Line | None, best: float | None) -> Cell:
     if line is None:
-        return Cell(MISSING)
+        return Cell("")
     gap = "" if line.difference is None or not is_share(table.metric) else f" ({signed(line.difference)})"
     known = line.number.published is not None
     remark = f"paper {paper(line.number)}{gap}" if known else ""
-    marked = best is not None and line.mean == best and not line.doubts
-    word = tone(table, line) if line.values else ""
-    return Cell(spread(line.values), marked, remark, line.mean, tip(table, line), word, doubted=bool(line.doubts))
+    marked = best is not None and line.mean == best and not line.doubts and not line.lost
+    word = tone(table, line)
+    return Cell(line.text, marked, remark, line.mean, tip(table, line), word, doubted=bool(line.doubts))
 
 
 def paper(number: Number) -> str:
@@ -166,6 +211,8 @@ def tip(table: Published, line: Line) -> str:
     parts = [f"{number.row}, {number.column}", f"{metric_words(table.metric)} at scale {table.scale}"]
     if line.values:
         parts.append(f"last iterate {', '.join(f'{value:.2f}' for value in line.values)} (n = {len(line.values)})")
+    if line.lost:
+        parts.append(f"did not converge ({LOST}): seed {', '.join(line.lost)}")
     if line.best:
         parts.append(f"best epoch, chosen on the test set: {', '.join(f'{value:.2f}' for value in line.best)}")
     parts.append(f"paper {paper(number)}")
@@ -177,7 +224,7 @@ def tip(table: Published, line: Line) -> str:
 
 def without_runs(line: Line) -> list[str]:
     """What to say of a number whose runs are not in the folder."""
-    if not line.values:
+    if not line.is_done:
         return ["not run yet"]
     return [f"seeds {', '.join(line.number.seeds)}"] if line.number.seeds else []
 
@@ -193,11 +240,11 @@ def detail_table(table: Published, lines: Sequence[Line]) -> Table:
         gap = line.difference
         rows.append((
             Cell(number.row, remark=line.variant or kind_of(line)), Cell(number.column),
-            Cell(spread(line.values), sort=line.mean, tip=told), Cell(paper(number), sort=known),
+            Cell(line.text, sort=line.mean, tip=told), Cell(paper(number), sort=known),
             Cell(MISSING if gap is None else signed(gap), sort=gap, tone=tone(table, line)),
             Cell("", sort=gap, plot=plot(line, axis) if axis and (line.values or known is not None) else None),
             Cell(spread(line.best), sort=statistics.fmean(line.best) if line.best else None),
-            Cell(str(len(line.values)) if line.values else MISSING, sort=len(line.values)),
+            Cell(str(line.seeds) if line.is_done else MISSING, sort=line.seeds),
             doubt_cell(line),
             *(extra_cell(number.extra.get(key)) for key in more),
         ))  # fmt: skip
@@ -216,7 +263,7 @@ def detail_table(table: Published, lines: Sequence[Line]) -> Table:
     chosen = ", last iterate; the best epoch was chosen looking at the test set" if is_share(table.metric) else ""
     caption = f"{metric_words(table.metric)}{chosen}."
     whole = Table(columns, tuple(rows), 2, caption, tuple(line.operator for line in lines))
-    return trimmed(whole, sum(not line.values for line in lines))
+    return trimmed(whole, sum(not line.is_done for line in lines))
 
 
 def doubt_cell(line: Line) -> Cell:
@@ -253,5 +300,5 @@ def plot(line: Line, axis: Axis) -> Safe:
         parts.append(element("circle", class_="paper", cx=axis(float(known)), cy=middle, r=4))
     if mean is not None:
         parts.append(element("circle", class_="ours", cx=axis(mean), cy=middle, r=3.6))
-    label = f"paper {paper(line.number)}, ours {spread(line.values)}"
+    label = f"paper {paper(line.number)}, ours {line.text}"
     return svg(PLOT_WIDTH, PLOT_HEIGHT, *parts, label=label, class_="inline")
