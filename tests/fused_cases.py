@@ -221,15 +221,21 @@ def test_the_second_derivative_goes_through_the_lengths():
         assert error(a, b) < 1e-3
 
 
-def test_a_compiled_network_is_one_graph_and_gives_the_same(calls):
+def test_a_compiled_network_is_one_graph_and_gives_the_same():
     model, truth = twins(NETWORKS["residual"][0])
-    compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    same(compiled, truth, images())
-    assert len(calls) == 5
+    graphs = []
+
+    def keep(graph, given):
+        graphs.append([str(node.target) for node in graph.graph.nodes])
+        return torch._dynamo.lookup_backend("aot_eager")(graph, given)
+
+    same(torch.compile(model, fullgraph=True, backend=keep), truth, images())
+    assert [targets.count("hyperball.decoupled_block.default") for targets in graphs] == [5]
 
 
 def test_an_exported_network_holds_torchs_operators_alone(calls):
-    program = hb.convert.export_program(NETWORKS["residual"][0]().to(DEVICE), images())
+    # On a GPU the choice of torch's own BatchNorm kernel bounds a batch of any size: that is no matter here.
+    program = hb.convert.export_program(NETWORKS["residual"][0]().to(DEVICE), images(), dynamic_batch=False)
     assert not calls
     assert "hyperball" not in str(program.graph)
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 from pooling_reference import ALL, name_and_shape, rows
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from hyperball import radial
 from hyperball.functional.pooling import (
@@ -301,3 +302,18 @@ def test_windows_segments_and_centers_run_on_cuda():
     near, far = (segment_robust_pool(x.to(device), offsets) for device in ("cpu", "cuda"))
     torch.testing.assert_close(far.cpu(), near, equal_nan=True)
     torch.testing.assert_close(robust_pool_vectors(x.cuda()).cpu(), robust_pool_vectors(x))
+
+
+def test_half_precision_rows_are_not_copied_in_float32_to_ask_what_is_padding():
+    made = []
+
+    class Watch(TorchDispatchMode):
+        def __torch_dispatch__(self, op, types, args=(), kwargs=None):
+            out = op(*args, **(kwargs or {}))
+            made.append(out)
+            return out
+
+    x = torch.randn(6, 40, dtype=torch.bfloat16)
+    with Watch():
+        assert kernel._view_weights(x, None, Along((-1,)), torch.float32) is None
+    assert not made

@@ -125,6 +125,21 @@ def test_the_compiled_kernel_reads_any_layout():
     torch.testing.assert_close(weighted, robust_pool(x, (2, 3), penalty="pseudo_huber(c=0.7)", weights=spread))
 
 
+@NEEDS_COMPILER
+@pytest.mark.parametrize("n", [30, 127, 128, 640, 1024])
+@pytest.mark.parametrize("text", ["huber(c=0.3)", "pseudo_huber(c=0.3)"])
+def test_rows_that_need_a_bracket_leave_their_neighbors_bits_alone(text, n):
+    x = rows(40, n, 0.3).float()
+    x[3, 0], x[5, :2], x[9, ::4] = float("nan"), float("inf"), 1e30
+    x[11] *= 1e25  # c is below its rounding
+    x[13] *= 100  # hardly a sample lies within c
+    x[17, : n // 2] += 50
+    together = robust_pool(x, penalty=text)
+    alone = torch.stack([robust_pool(row, penalty=text) for row in x])
+    torch.testing.assert_close(together, alone, rtol=0.0, atol=0.0, equal_nan=True)
+    assert together.isnan().nonzero().flatten().tolist() == [3]
+
+
 @pytest.fixture
 def rebuilt(monkeypatch, tmp_path):
     """An empty cache folder, and a library that is looked for afresh, during and after the test."""

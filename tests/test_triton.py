@@ -10,15 +10,17 @@ import case_files
 import pytest
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyperball as hb
 from hyperball.kernels import decoupled, dispatch
 from hyperball.kernels.dispatch import Facts, choose
 from hyperball.kernels.triton import layer, ops
 from hyperball.nn import learned
+from hyperball.nn.decoupled import kept_window
 from hyperball.training.distributed import synchronize
 
-CASES = Path(__file__).parent / "triton_cases.py"
+CASES = [Path(__file__).parent / name for name in ("triton_cases.py", "triton_direct_cases.py")]
 FACTS = Facts("cuda", torch.bfloat16, torch.bfloat16, outputs=64)
 
 
@@ -125,13 +127,15 @@ def test_an_unresolved_radius_is_the_layers_own():
     assert parameters[6] is parameters[5]
 
 
-def test_the_kernels_pass_their_cases_in_the_interpreter():
-    case_files.check_in_the_interpreter(CASES)
+@pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
+def test_the_kernels_pass_their_cases_in_the_interpreter(cases):
+    case_files.check_in_the_interpreter(cases)
 
 
 @pytest.mark.gpu
-def test_the_kernels_pass_their_cases_on_the_gpu():
-    case_files.check_on_the_gpu(CASES)
+@pytest.mark.parametrize("cases", CASES, ids=lambda path: path.stem)
+def test_the_kernels_pass_their_cases_on_the_gpu(cases):
+    case_files.check_on_the_gpu(cases)
 
 
 def on_gpu(module, dtype=torch.bfloat16):
@@ -290,6 +294,94 @@ def test_a_launcher_that_takes_other_arguments_is_left_to_triton(prepared):
     for _ in range(3):
         launch(x, x)
     assert kernel.launches == 3
+
+
+class Launcher:
+    """Stands for a launcher of Triton: it calls what was compiled with more arguments than it is given."""
+
+    global_scratch_size = profile_scratch_size = 0
+
+    def __init__(self, **changes):
+        self.launched = []
+        self.launch = lambda *arguments: self.launched.append(arguments)
+        vars(self).update(changes)
+
+    def __call__(self, x, y, z, stream, function, packed, *rest):
+        self.launch(x, y, z, stream, function, False, None, packed, *rest)
+
+
+class NestingLauncher(Launcher):
+    def __call__(self, x, y, z, stream, function, packed, *rest):
+        self.launch(x, y, z, stream, function, packed, rest)
+
+
+def test_what_a_launcher_calls_is_called_with_what_it_passes_on():
+    call = pytest.importorskip("hyperball.kernels.triton.call", exc_type=ImportError)
+    launcher = Launcher()
+    run, middle = call.below(launcher, 7, (4, 1))
+    assert launcher.launched == []
+    run(3, 2, 1, 99, *middle, "address", 64)
+    launcher(3, 2, 1, 99, 7, (4, 1), None, None, None, "address", 64)
+    assert launcher.launched[0] == launcher.launched[1]
+    assert run is launcher.launch
+
+
+@pytest.mark.parametrize("launcher", [NestingLauncher(), Launcher(global_scratch_size=8), Launcher(launch=None), print])
+def test_a_launcher_that_does_more_is_called_itself(launcher):
+    call = pytest.importorskip("hyperball.kernels.triton.call", exc_type=ImportError)
+    assert call.below(launcher, 7, (4, 1)) == (launcher, (7, (4, 1), None, None, None))
+
+
+class Watching(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, arguments=(), settings=None):
+        return function(*arguments, **(settings or {}))
+
+
+@pytest.fixture(name="planned")
+def _a_layer_that_runs_on_triton_here(monkeypatch):
+    pytest.importorskip("triton")
+    monkeypatch.setattr(dispatch, "DEVICES", ("cpu",))
+    monkeypatch.setattr(dispatch, "HAS_TRITON", True)
+    monkeypatch.setattr(ops.DecoupledConv, "apply", lambda *inputs: "launched")
+    from hyperball.kernels.triton import direct
+
+    return lambda conv, x=None: direct.convolve(conv, torch.randn(2, 8, 5, 5) if x is None else x, kept_window)
+
+
+def test_the_direct_way_is_left_where_something_else_has_a_say(planned):
+    conv = hb.nn.DecoupledConv2d(8, 8, 3)
+    assert planned(conv) == "launched"
+    with torch.autocast("cpu", torch.bfloat16):
+        assert planned(conv) is None
+    with Watching():
+        assert planned(conv) is None
+    assert planned(conv, torch.randn(8, 5, 5)) is None
+    assert planned(conv, torch.randn(2, 8, 5, 5, dtype=torch.float64)) is None
+    assert planned(conv.to("meta")) is None
+    assert planned(hb.nn.DecoupledConv2d(8, 8, 2, padding="same")) is None
+    with pytest.raises(ValueError, match="8 channels"):
+        planned(hb.nn.DecoupledConv2d(8, 8, 3), torch.randn(2, 7, 5, 5))
+
+
+def test_a_kernel_is_chosen_anew_after_a_row_has_been_replaced():
+    tanh, cosine = hb.radial.parse("tanh"), hb.angular.parse("cosine")
+    assert dispatch.choose_again(tanh, cosine, "none", FACTS).kernel == "triton"
+    own, row = hb.radial.parse("ball").row, hb.radial.TABLE.rows["tanh"]
+    hb.radial.TABLE.rows["tanh"] = own
+    try:
+        assert dispatch.choose_again(tanh, cosine, "none", FACTS).reason == "a row that is not the table's"
+    finally:
+        hb.radial.TABLE.rows["tanh"] = row
+    assert dispatch.choose_again(tanh, cosine, "none", FACTS).kernel == "triton"
+
+
+@pytest.mark.parametrize(
+    "text, plain",
+    [("tanh", True), ("tanh(learn=False)", False), ("tanh(relative=False)", False), ("seg(learn_alpha=True)", False)],
+)
+def test_an_operator_is_plain_if_its_only_tensor_is_a_relative_radius(text, plain):
+    assert hb.nn.DecoupledConv2d(3, 4, 3, magnitude=text).operator.plain is plain
+    assert not hb.nn.DecoupledConv2d(3, 4, 3, magnitude=text, angular="sigmoid(learn_k=True)").operator.plain
 
 
 def test_dense_inputs_keep_their_memory():

@@ -1,5 +1,6 @@
 """Triton kernels of robust pooling and projections: how they are chosen, and their cases, interpreted and on a GPU."""
 
+import ast
 import os
 import subprocess
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import case_files
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyperball as hb
 from hyperball import functional as F
@@ -17,6 +19,7 @@ from hyperball.kernels.pooling_choice import TRITON
 
 CASES = Path(__file__).parent / "triton_row_cases.py"
 CUDA = torch.device("cuda")
+KERNELS = Path(hb.__file__).parent / "kernels" / "triton"
 
 
 @pytest.fixture
@@ -96,6 +99,86 @@ def test_layouts_merge_dimensions_that_lie_behind_one_another():
     assert [level.size for level in last.rows] == [1, 1, 2, 3]
     assert last.row_contiguous()
     assert row_access.layout([torch.empty(2, 2, 2, 2, 2, 2).permute(0, 4, 2, 1, 3, 5)], [], 5) is None
+
+
+def test_tiles_and_layouts_are_those_of_any_number_of_rows():
+    row_access = pytest.importorskip("hyperball.kernels.triton.row_access", exc_type=ImportError)
+    views = [torch.empty(8, 49), torch.empty(1, 49), torch.empty(49)]
+    layouts = [row_access.layout([x], [], x.dim() - 1) for x in views]
+    assert {level.rows[-1].strides for level in layouts} == {(49,)}
+    assert 1 not in {level.rows[-1].size for level in layouts}
+
+
+def renamed_in_loops(function):
+    """(loop, target, source) of every plain `target = source` inside a loop of a kernel."""
+    for loop in ast.walk(function):
+        if isinstance(loop, ast.For | ast.While):
+            for node in ast.walk(loop):
+                if isinstance(node, ast.Assign):
+                    yield from ((loop, *pair) for pair in renames(node))
+
+
+def renames(node):
+    """(target, source) of an assignment of names to names, each of a tuple's by itself."""
+    target, value = node.targets[0], node.value
+    pairs = zip(target.elts, value.elts, strict=True) if both_tuples(target, value) else [(target, value)]
+    return [(a.id, b.id) for a, b in pairs if isinstance(a, ast.Name) and isinstance(b, ast.Name)]
+
+
+def both_tuples(target, value):
+    return isinstance(target, ast.Tuple) and isinstance(value, ast.Tuple)
+
+
+def aliases(function, loop):
+    """Names that begin as the same value before a loop."""
+    before = [node for node in ast.walk(function) if isinstance(node, ast.Assign) and node.lineno < loop.lineno]
+    pairs = [pair for node in before for pair in renames(node)]
+    return {frozenset(pair) for pair in pairs} | {
+        frozenset((a, b)) for a, source in pairs for b, other in pairs if source == other and a != b
+    }
+
+
+@pytest.mark.parametrize("path", sorted(KERNELS.glob("*.py")), ids=lambda path: path.stem)
+def test_names_that_trade_values_in_a_loop_do_not_begin_as_one(path):
+    """Triton takes a name whose value after the loop's body is the one it began with for a constant of the loop."""
+    for function in ast.walk(ast.parse(path.read_text())):
+        if isinstance(function, ast.FunctionDef):
+            for loop, target, source in renamed_in_loops(function):
+                assert frozenset((target, source)) not in aliases(function, loop), (function.name, target, source)
+
+
+def test_a_name_that_a_loop_would_lose_is_found():
+    function = ast.parse("def f():\n a = g()\n b = a\n while c:\n  b, a = a, h(b)").body[0]
+    ((loop, target, source),) = renamed_in_loops(function)
+    assert frozenset((target, source)) in aliases(function, loop)
+
+
+@pytest.mark.parametrize("name", ["pooling_launch", "projection_launch"])
+def test_no_launch_of_rows_fuses_products_into_sums(name):
+    text = (KERNELS / f"{name}.py").read_text()
+    launches = text.count("_kernel[")
+    assert launches == text.count("enable_fp_fusion=False") + text.count("**settings(")
+    assert '"enable_fp_fusion": False' in text or "**settings(" not in text
+
+
+class Recorded(TorchDispatchMode):
+    """The operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.names = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(str(function))
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_box_of_numbers_is_one_pass_with_and_without_gradients():
+    x = torch.randn(3, 4)
+    for given in (x, x.clone().requires_grad_()):
+        with Recorded() as recorded:
+            F.project_box(given, 0.0, 1.0)
+        assert recorded.names == ["aten.clamp.default"]
 
 
 def test_the_kernels_pass_their_cases_in_the_interpreter():

@@ -8,6 +8,7 @@ import os
 
 import pytest
 import torch
+from pooling_reference import name_and_shape, phi, rows
 
 from hyperball import functional as F
 from hyperball import radial
@@ -33,12 +34,12 @@ def _kernels_of_rows_run_on_this_device(monkeypatch):
 
 
 def random(*shape, seed=0, dtype=torch.float32):
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
 
 
 def outlying(*shape, share=0.25, seed=0, dtype=torch.float32):
     """Normal samples, a share of them moved to about 20."""
-    away = torch.rand(*shape, generator=torch.Generator().manual_seed(seed + 1)) < share
+    away = torch.rand(shape, generator=torch.Generator().manual_seed(seed + 1)) < share
     return random(*shape, seed=seed, dtype=dtype) + 20 * away.to(DEVICE, dtype)
 
 
@@ -72,6 +73,42 @@ def with_parameters(text, **tensors):
 )
 def test_rows_of_any_length_equal_the_twin(text, n):
     both(lambda x: F.robust_pool(x, penalty=text), [random(5, n, seed=n)], BOUNDS[torch.float32])
+
+
+@pytest.mark.parametrize("n", [5, 16] if NATIVE else [5])
+@pytest.mark.parametrize("text", ["pseudo_huber", "welsch", "barron(shape=0.5)"])
+def test_lanes_that_hold_one_sample_each_leave_the_loop_together(text, n):
+    x = outlying(3000 if NATIVE else 5, n, seed=n)
+    y, status = F.robust_pool(x, penalty=text, return_status=True)
+    name, shape = name_and_shape(text)
+    ours, exact = (
+        phi(name, (held.double().unsqueeze(-1) - x.double()).cpu().numpy(), 1.0, shape).sum(-1)
+        for held in (y, F.robust_pool(x.double(), penalty=text))
+    )
+    assert ours == pytest.approx(exact, rel=1e-5, abs=1e-5)  # of two equal minima either is right
+    assert int(status.iterations.max()) < 30
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("text", PENALTIES)
+def test_one_row_is_pooled_to_a_number_with_its_gradients_and_its_status(text, weighted):
+    x, w, c = outlying(21), random(21, seed=2).abs() + 0.1, torch.tensor(0.9, device=DEVICE)
+
+    def pooled(x, w, c):
+        penalty = with_parameters(text, rho=c) if text in SMOOTH else text
+        return F.robust_pool(x, penalty=penalty, weights=w if weighted else None)
+
+    both(pooled, [x, w, c], 1e-4)
+    y, share, status = F.robust_pool(x, penalty=text, return_weights=True, return_status=True)
+    assert [y.shape, share.shape, status.iterations.shape] == [(), (21,), ()]
+    assert float(share.sum()) == pytest.approx(1, abs=1e-5)
+
+
+def test_a_step_that_would_cycle_is_halved():
+    x = rows(37, 49, 0.25, distance=5.0)[25:26].float().to(DEVICE)
+    y, status = F.robust_pool(x, penalty="huber(c=1.1)", return_status=True)
+    assert error(y, F.robust_pool(x.double(), penalty="huber(c=1.1)")) < 1e-5
+    assert int(status.iterations) < 20
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -229,6 +266,40 @@ def test_zeros_ties_and_broken_vectors_are_projected_as_by_the_twin(kind):
     torch.testing.assert_close(results[0][0].double(), results[1][0], rtol=1e-6, atol=1e-6, equal_nan=True)
     kept = [0, 1, 5, 6]
     torch.testing.assert_close(results[0][1][kept].double(), results[1][1][kept], rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "view, low, high",
+    [
+        (lambda x: x, None, None),
+        (lambda x: x.contiguous(memory_format=torch.channels_last), (1, 6, 1, 1), (5,)),
+        (lambda x: x.permute(3, 0, 2, 1)[::2], (), (3, 1, 1, 1)),
+        (lambda x: x.transpose(0, 3), None, (6, 4, 1)),
+        (lambda x: x[..., 1:], (4, 1), None),
+    ],
+)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_gradients_of_a_box_equal_the_twins(view, low, high, dtype):
+    x = view(random(3, 6, 4, 5, dtype=dtype))
+    bounds = {
+        name: sign * random(*shape, seed=8, dtype=dtype).abs()
+        for name, shape, sign in (("low", low, -1), ("high", high, 1)) if shape is not None
+    }  # fmt: skip
+
+    def boxed(x, *given):
+        return F.project_box(x, **{"low": -0.3, "high": 0.7, **dict(zip(bounds, given, strict=True))})
+
+    both(boxed, [x, *bounds.values()], BOUNDS[dtype])
+
+
+def test_a_gradient_on_the_bound_of_a_box_is_x_s_and_nan_is_nobody_s():
+    x = torch.tensor([-1.0, 0.1, 0.5, 0.7, 2.0, math.nan], device=DEVICE, dtype=torch.float16).requires_grad_()
+    low = torch.full((6,), 0.1, device=DEVICE, dtype=torch.float16).requires_grad_()
+    y = F.project_box(x, 0.1, 0.7)
+    assert y[:-1].tolist() == torch.tensor([0.1, 0.1, 0.5, 0.7, 0.7], dtype=torch.float16).tolist()
+    assert torch.autograd.grad(y, x, torch.ones_like(y))[0].tolist() == [0, 1, 1, 1, 0, 1]
+    grads = torch.autograd.grad(F.project_box(x, low, math.inf), (x, low), torch.ones_like(y))
+    assert [grad.tolist() for grad in grads] == [[0, 1, 1, 1, 1, 1], [1, 0, 0, 0, 0, 0]]
 
 
 def test_a_hostile_vector_is_projected_to_the_last_digits():

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from hyperball import angular as angular_table
@@ -17,12 +18,16 @@ from hyperball.functional import pooling as pools
 from hyperball.functional.decoupled import needs_norm
 from hyperball.functional.pooling_checks import single_penalty
 from hyperball.kernels import decoupled_native, dispatch, epilogue
+from hyperball.kernels.batch_norm import Estimator
+from hyperball.kernels.batch_norm_choice import choose as batch_norm_kernel
 from hyperball.kernels.pooling import explain_pooling, solver_of
 from hyperball.kernels.pooling_rows import is_convex
 from hyperball.kernels.projection import choose_kernel as projection_kernel
+from hyperball.kernels.triton.implicit_choice import described
 from hyperball.nn.batch_norm import RobustBatchNorm
 from hyperball.nn.declarative import Declarative
-from hyperball.nn.decoupled import Decoupled, DecoupledConvTransposeNd
+from hyperball.nn.decoupled import Decoupled, DecoupledConvNd, DecoupledConvTransposeNd
+from hyperball.nn.frozen import Frozen
 from hyperball.nn.fused import DecoupledConvBNAct, choice_of, unfit_for_gpu
 from hyperball.nn.fused_chain import candidates
 from hyperball.nn.learned import LearnedValue
@@ -83,7 +88,11 @@ def explain(module_or_call: nn.Module | Callable[..., Tensor], *arguments: Any, 
 def _of_layer(layer: Decoupled) -> Explanation:
     magnitude, angular = layer.magnitude.value, layer.angular.value
     assert isinstance(angular, Value)
-    lines = _operator_lines(magnitude, angular, layer.weighting, _facts_of_layer(layer))
+    facts = _facts_of_layer(layer)
+    lines = _operator_lines(magnitude, angular, layer.weighting, facts)
+    if lines[-1][1].startswith("triton") and isinstance(layer, DecoupledConvNd):
+        weight = layer.weight
+        lines.append(("convolution", described(weight.shape, layer.stride, layer.groups, facts.dtype)))
     if layer.radius is not None:
         lines.insert(1, ("radius", _radius_text(layer)))
     return Explanation(repr(layer), tuple(lines))
@@ -146,7 +155,10 @@ def _batch_norm_lines(layer: RobustBatchNorm) -> tuple[str, str, str]:
     if not is_convex(value):
         problem = f"m = argmin_u Σ φ((x − u)/s0), from huber's location and scale s0, φ(z) = {value.row.formula}"
     solver = "Newton in (m, s), channel by channel; in evaluation the running statistics"
-    return problem, solver, "eager: torch's own operators and a hand-written implicit backward; it has no C path"
+    held = next((tensor for tensor in (*layer.parameters(), *layer.buffers())), None)
+    place = (torch.device("cpu"), torch.float32) if held is None else (held.device, held.dtype)
+    estimator = Estimator(value.name, float(value.parameters.get("shape", 1.0)))  # type: ignore[arg-type]
+    return problem, solver, str(batch_norm_kernel(estimator, *place))
 
 
 def _projection_lines(layer: Projection) -> tuple[str, str, str]:
@@ -223,6 +235,8 @@ def _of_model(model: nn.Module) -> Explanation:
             lines.append((name, _of_pool(module)["kernel"]))
         elif (described := _of_declared(module)) is not None:
             lines.append((name, described["kernel"]))
+        elif isinstance(module, Frozen):
+            lines.append((name or "module", module.explained()))
         elif isinstance(module, DecoupledConvBNAct):
             lines.append((name or "module", f"fused block: {module.explained()}"))
         elif type(module).__module__.startswith("hyperball.nn") and not isinstance(module, LearnedValue):

@@ -23,6 +23,8 @@ from hyperball.kernels.decoupled import full_precision
 from hyperball.kernels.norms import wide_dtype
 from hyperball.nn.decoupled import Decoupled, NormalizedLinear
 from hyperball.nn.frozen import FROZEN, Affine, Frozen
+from hyperball.nn.frozen_chain import run_in_blocks
+from hyperball.nn.fused import DecoupledConvBNAct
 
 # By forward method, so that a subclass with a forward of its own is not taken for one of these.
 TWINS = {**FROZEN, PreparedConv2d.forward: FrozenPreparedConv2d}
@@ -72,6 +74,11 @@ def is_freezable(module: nn.Module) -> bool:
     return isinstance(module, Decoupled | NormalizedLinear)
 
 
+def is_block(module: nn.Module) -> bool:
+    """Whether it is a fused block, which calls its parts as it should."""
+    return isinstance(module, DecoupledConvBNAct) and type(module).forward is DecoupledConvBNAct.forward
+
+
 def holds_freezable(module: nn.Module) -> bool:
     return any(is_freezable(part) for part in module.modules())
 
@@ -89,6 +96,9 @@ class Search:
         """Trace a module, or, where that fails, each of its children."""
         if is_freezable(module) or not holds_freezable(module):
             return
+        if is_block(module):
+            self.pair_block(prefix)
+            return
         try:
             graph = trace(module)
         except Exception as error:  # whatever a forward may raise when it is given proxies
@@ -102,10 +112,14 @@ class Search:
     def _look_into_children(self, module: nn.Module, prefix: str) -> None:
         """Children with a forward of their own; an nn.Sequential may be cut open by a parent that was not traced."""
         for name, child in module.named_children():
-            if isinstance(child, nn.Sequential):
+            if isinstance(child, nn.Sequential) and not is_block(child):
                 self._look_into_children(child, f"{prefix}{name}.")
             else:
                 self.look_into(child, f"{prefix}{name}.")
+
+    def pair_block(self, prefix: str) -> None:
+        """A fused block's convolution feeds its BatchNorm and nothing else."""
+        self.partners[f"{prefix}0"], self.reasons[f"{prefix}0"] = f"{prefix}1", ""
 
     def reads(self, name: str) -> bool:
         return any(path.startswith(f"{name}.") for path in self.read)
@@ -116,6 +130,8 @@ class Search:
             name = str(node.target)
             if node.op == "get_attr":
                 self.read.add(prefix + name)
+            elif node.op == "call_module" and is_block(module.get_submodule(name)):
+                self.pair_block(f"{prefix}{name}.")
             elif node.op == "call_module" and is_freezable(module.get_submodule(name)):
                 partner, reason = follower(node, calls, module)
                 self.reasons[prefix + name] = reason
@@ -124,10 +140,10 @@ class Search:
 
 
 class LayerTracer(fx.Tracer):
-    """Records the layers and whatever has none of them inside as single calls."""
+    """Records the layers, fused blocks and whatever has no layer inside as single calls."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        inside = holds_freezable(m) and not is_freezable(m)
+        inside = holds_freezable(m) and not is_freezable(m) and not is_block(m)
         return not inside or super().is_leaf_module(m, module_qualified_name)
 
 
@@ -214,7 +230,8 @@ class AlwaysEval:
 def freeze(model: nn.Module) -> nn.Module:
     """A copy of the model for inference, with decoupled layers frozen and BatchNorm folded where that is exact.
 
-    The copy stays in evaluation mode, also after `train()`, and has no gradients. `freeze_report` of the result says
+    The copy stays in evaluation mode, also after `train()`, and has no gradients. On a GPU its layers run with the
+    activation, the residual sum and the max pooling behind them in one pass. `freeze_report` of the result says
     layer by layer what was folded, or why not. A BatchNorm is folded, and replaced by nn.Identity (timm's by the
     activation that it holds), where a trace of forward with its default arguments shows that the layer feeds it alone
     and that both are called once. Of a model that cannot be traced, every child with a forward of its own is looked at
@@ -251,9 +268,9 @@ def freeze_in_place(model: nn.Module) -> FreezeReport:
     names = Counter(id(part) for _, part in model.named_modules(remove_duplicate=False))
     shared = {part for part, count in names.items() if count > 1}
     layers = [(name, part) for name, part in model.named_modules() if is_freezable(part)]
-    return FreezeReport(
-        tuple(freeze_layer(model, name, layer, search, shared) for name, layer in layers), tuple(search.untraced)
-    )
+    entries = tuple(freeze_layer(model, name, layer, search, shared) for name, layer in layers)
+    run_in_blocks(model)
+    return FreezeReport(entries, tuple(search.untraced))
 
 
 def freeze_layer(model: nn.Module, name: str, layer: Any, search: Search, shared: set[int]) -> LayerReport:

@@ -14,15 +14,18 @@ from torch import Tensor, nn
 from hyperball.convert.report import Difference
 from hyperball.convert.running import difference, outputs
 
+MOST_ON_CUDA = 65535  # images that cuDNN's BatchNorm takes: the choice is a guard of the exported program
+
 
 def export_program(model: nn.Module, example: Tensor, *, dynamic_batch: bool = True) -> Any:
     """`torch.export.export` of the model in evaluation mode; with `dynamic_batch` the program takes any batch size.
 
-    The example has a batch of at least two then, since torch takes sizes 0 and 1 for constants.
+    The example has a batch of at least two then, since torch takes sizes 0 and 1 for constants. On CUDA it takes up to
+    65535 images.
     """
     check_example(model, example, dynamic_batch)
     modes = {part: part.training for part in model.modules()}
-    shapes = ({0: torch.export.Dim("batch", min=1)},) if dynamic_batch else None
+    shapes = ({0: batch_size(example)},) if dynamic_batch else None
     try:
         for part in modes:
             part.training = False
@@ -32,6 +35,13 @@ def export_program(model: nn.Module, example: Tensor, *, dynamic_batch: bool = T
     finally:
         for part, mode in modes.items():
             part.training = mode
+
+
+def batch_size(example: Tensor) -> Any:
+    """The open dimension; up to MOST_ON_CUDA there, where torch's BatchNorm asks which kernel takes the batch."""
+    if example.is_cuda and example.shape[0] <= MOST_ON_CUDA:
+        return torch.export.Dim("batch", min=1, max=MOST_ON_CUDA)
+    return torch.export.Dim("batch", min=1)
 
 
 def export_onnx(

@@ -263,7 +263,7 @@ def _pool(
 def _unfolded(x: Tensor, weights: Tensor | None, geometry: Geometry) -> tuple[Tensor, Tensor | None, Geometry]:
     """The same rows as the last dimensions of a view, where every row may have a center of its own."""
     view = geometry.view(x)
-    held = geometry.present(x) if weights is None else geometry.view(weights)
+    held = geometry.present(x, x.dtype) if weights is None else geometry.view(weights)
     last = Along(tuple(range(-geometry.tap_dims, 0)))
     return view, None if held is None else held.expand_as(view), last
 
@@ -287,7 +287,7 @@ def _rows(
 ) -> tuple[Tensor, Tensor | None, Value]:
     """(rows, weights, value) as the kernels see them: [R, n], None or [R, n], parameters [R, 1]."""
     view = geometry.view(x.to(y.dtype))
-    held = geometry.present(x.to(y.dtype)) if weights is None else geometry.view(weights.to(y.dtype))
+    held = geometry.present(x, y.dtype) if weights is None else geometry.view(weights.to(y.dtype))
     flat = None if held is None else kernel.as_rows(held.expand_as(view), geometry.tap_dims)
     return kernel.as_rows(view, geometry.tap_dims), flat, kernel.per_row(value)
 

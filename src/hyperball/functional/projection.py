@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from hyperball.functional.dims import check_floating, reduced_dims
+from hyperball.kernels import box
 from hyperball.kernels import projection as kernel
 from hyperball.kernels.reading import can_look
 
@@ -79,9 +80,9 @@ def project_box(x: Tensor, low: float | Tensor, high: float | Tensor) -> Tensor:
     """
     check_floating(x)
     lower, upper = _bound("low", low, x), _bound("high", high, x)
-    if can_look(lower) and lower.device.type == "cpu" and bool((lower > upper).any()):
+    if _crossed(lower, upper, x):
         raise ValueError(f"`low` must be <= `high`, got low={low} and high={high}")
-    return kernel.clip(x, lower, upper)
+    return box.project_box(x, lower, upper)
 
 
 def check_norm(p: float) -> str:
@@ -133,7 +134,16 @@ def _broadcasts(tensor: Tensor, shape: list[int]) -> bool:
     return all(have == 1 or have == want for have, want in zip(tensor.shape, trailing, strict=True))
 
 
-def _bound(name: str, bound: float | Tensor, x: Tensor) -> Tensor:
+def _crossed(low: float | Tensor, high: float | Tensor, x: Tensor) -> bool:
+    """Whether a low bound is known to lie above a high one; no device is waited for."""
+    if not isinstance(low, Tensor) and not isinstance(high, Tensor):
+        return low > high
+    if x.device.type != "cpu" or not all(can_look(held) for held in (low, high) if isinstance(held, Tensor)):
+        return False
+    return bool((box.as_tensor(low, x) > high).any())
+
+
+def _bound(name: str, bound: float | Tensor, x: Tensor) -> float | Tensor:
     if isinstance(bound, Tensor):
         if not _broadcasts(bound, list(x.shape)):
             raise ValueError(f"`{name}` must broadcast to shape {tuple(x.shape)}, got {tuple(bound.shape)}")
@@ -142,4 +152,4 @@ def _bound(name: str, bound: float | Tensor, x: Tensor) -> Tensor:
         raise TypeError(f"`{name}` must be a number or a tensor, got {type(bound).__name__}")
     if math.isnan(bound):
         raise ValueError(f"`{name}` must not be NaN")
-    return torch.full((), float(bound), dtype=x.dtype, device=x.device)
+    return float(bound)

@@ -31,12 +31,16 @@ POINT = Window((), (), (), ())  # of rows without positions
 
 @dataclass(frozen=True, eq=False)
 class Operator:
-    """Which decoupled operator: `magnitude` is given the patch norms, since a radius may be relative to them."""
+    """Which decoupled operator: `magnitude` is given the patch norms, since a radius may be relative to them.
+
+    `plain` says that a module's magnitude has no tensor but the ratio of a relative radius, and the angular value none.
+    """
 
     magnitude: Callable[[Tensor | None], AnyValue]
     angular: Value
     weighting: str
     needs_norm: bool
+    plain: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -117,7 +121,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, ope
 
         x, window = with_even_padding(as_convolved(x), window)
         out = layer.convolve(x, weight, window, operator)
-        return _add_bias(out, None if bias is None else bias.reshape(-1, *(1,) * window.dims))
+        return add_bias(out, None if bias is None else bias.reshape(-1, *(1,) * window.dims))
 
     def filters_for(magnitude: AnyValue) -> Filters:
         if not window.transposed:
@@ -143,7 +147,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, operator: Operator) -
         from hyperball.kernels.triton import layer
 
         out = layer.linear(as_convolved(x).reshape(-1, x.shape[-1]), weight, operator)
-        return _add_bias(out.reshape(*x.shape[:-1], out.shape[-1]), bias)
+        return add_bias(out.reshape(*x.shape[:-1], out.shape[-1]), bias)
     return linear_with(x, bias, operator, lambda magnitude: prepare(weight, operator, magnitude))
 
 
@@ -155,7 +159,7 @@ def chosen(x: Tensor, weight: Tensor, operator: Operator, groups: int = 1, trans
     outputs = weight.shape[1] * groups if transposed else weight.shape[0]
     facts = dispatch.facts_of(x, weight, outputs, groups, transposed)
     magnitude = getattr(operator.magnitude, "value", None) or operator.magnitude(None)
-    return dispatch.choose(magnitude, operator.angular, operator.weighting, facts)
+    return dispatch.choose_again(magnitude, operator.angular, operator.weighting, facts)
 
 
 def runs_on_triton(x: Tensor, weight: Tensor, operator: Operator, groups: int = 1, transposed: bool = False) -> bool:
@@ -189,12 +193,12 @@ def _finish(
     if bias is not None:
         bias = bias.reshape(-1, *(1,) * spatial)
     if n is None:
-        return _add_bias(_constant_gain(y, magnitude, spatial), bias)
+        return add_bias(_constant_gain(y, magnitude, spatial), bias)
     given = (y, n, filters.factor, filters.stretch)
     out = native.finish(*given, magnitude, operator.angular, groups, eager_epilogue) if lift is None else None
     if out is None:
         out = eager_epilogue(*given, magnitude, operator.angular, groups, lift)
-    return _add_bias(out, bias)
+    return add_bias(out, bias)
 
 
 def eager_epilogue(
@@ -243,7 +247,7 @@ def _constant_gain(y: Tensor, magnitude: AnyValue, spatial: int = 0) -> Tensor:
     return y if total == 1.0 else y * total
 
 
-def _add_bias(out: Tensor, bias: Tensor | None) -> Tensor:
+def add_bias(out: Tensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias.to(out.dtype)
 
 

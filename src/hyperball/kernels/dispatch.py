@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ from torch import Tensor
 
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
-from hyperball.rows import AnyValue, Value
+from hyperball.rows import AnyValue, Row, Value
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 HAS_ROCM = torch.version.hip is not None
@@ -58,6 +59,19 @@ def choose(magnitude: AnyValue, angular: Value, weighting: str, facts: Facts) ->
     if against:
         return Choice("eager", against)
     return Choice("triton", f"{facts.device}, {str(facts.dtype).removeprefix('torch.')}, channels last")
+
+
+def choose_again(magnitude: AnyValue, angular: Value, weighting: str, facts: Facts) -> Choice:
+    """`choose`, which is asked at every call, from memory where nothing that it depends on has changed."""
+    if not isinstance(magnitude, Value) or torch.compiler.is_compiling():
+        return choose(magnitude, angular, weighting, facts)
+    tables = (radial_table.TABLE.rows.get(magnitude.row.name), angular_table.TABLE.rows.get(angular.row.name), DEVICES)
+    return _chosen(magnitude.row, angular.row, tables, weighting, facts)
+
+
+@functools.lru_cache(maxsize=1024)
+def _chosen(magnitude: Row, angular: Row, tables: tuple[object, ...], weighting: str, facts: Facts) -> Choice:
+    return choose(Value(magnitude, {}), Value(angular, {}), weighting, facts)
 
 
 def objection(facts: Facts) -> str:

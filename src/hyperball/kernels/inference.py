@@ -1,13 +1,14 @@
-"""Decoupled convolution for inference on a CPU: float32 norms where they are safe, and fused forms of common gains.
+"""Decoupled convolution for inference: when Triton's kernels of frozen layers run on a GPU, and a lean path on a CPU.
 
-With cosine, f = y·s(n) + b. Norms are roots of float32 squares where the largest of these shows that none overflows
-and that what vanishes is small beside it; tanh's gain uses tanh(t) = 2·sigmoid(2t) − 1, which is several times faster
-on a CPU and as exact beside the largest outputs (1e-6).
+On a CPU, with cosine, f = y·s(n) + b. Norms are roots of float32 squares where the largest of these shows that none
+overflows and that what vanishes is small beside it; tanh's gain uses tanh(t) = 2·sigmoid(2t) − 1, which is several
+times faster on a CPU and as exact beside the largest outputs (1e-6).
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
+from hyperball.kernels import dispatch
 from hyperball.kernels.decoupled import Operator, autocasts, plain_convolution, with_even_padding
 from hyperball.kernels.norms import patch_norm
 from hyperball.kernels.projection_solver import can_look
@@ -23,6 +25,7 @@ from hyperball.radial_functions import off_zero
 from hyperball.rows import AnyValue, map_scalars
 
 SMALLEST, LARGEST = 1e-18, 1e30  # of the largest sum of squares over channels, for these to be float32
+MODES: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 NEAR = 0.1  # of the largest radius; where no patch is longer, tanh is computed as such
 
 
@@ -32,6 +35,25 @@ def applies(x: Tensor, operator: Operator, groups: int) -> bool:
     plain = x.device.type == "cpu" and x.dtype == torch.float32 and not autocasts(x)
     fits = operator.needs_norm and groups == 1 and angular_table.is_cosine(operator.angular)
     return plain and fits and not recording and not torch.compiler.is_compiling() and x.numel() > 0 and can_look(x)
+
+
+def on_gpu(x: Any) -> bool:
+    """Whether Triton's kernels of frozen layers may run on x: eager code on a GPU, which nobody differentiates."""
+    if not isinstance(x, Tensor) or torch.compiler.is_compiling() or x.device.type not in dispatch.DEVICES:
+        return False
+    if x.requires_grad and torch.is_grad_enabled():
+        return False
+    seen = MODES() or not (type(x) is Tensor or type(x) is torch.nn.Parameter)
+    return not seen and x.numel() > 0 and not dispatch.objection(surroundings())
+
+
+def surroundings() -> dispatch.Facts:
+    """The facts that do not depend on tensors."""
+    return dispatch.Facts(
+        dispatch.DEVICES[0], torch.float32, torch.float32, dispatch.NARROWEST, exporting=dispatch.is_exporting(),
+        transformed=dispatch.is_transformed(), forward_mode=dispatch.has_tangents(), triton=dispatch.HAS_TRITON,
+        rocm=dispatch.HAS_ROCM,
+    )  # fmt: skip
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, operator: Operator) -> Tensor:

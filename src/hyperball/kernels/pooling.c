@@ -7,118 +7,11 @@
 
 #include "pooling_lanes.h"
 #include "pooling_newton.h"
+#include "pooling_plain.h"
 #include "pooling_global.h"
+#include "pooling_reading.h"
 
-enum { LONG = 128 };
-
-typedef struct {
-    const REAL *x, *w, *c, *shape; /* w may be NULL; c and shape advance by their step a row */
-    int64_t c_step, shape_step, rows, taps;
-    int64_t row_dims, tap_dims;
-    const int64_t *sizes, *x_strides, *w_strides; /* of the row dimensions, then of the tap dimensions */
-    const int64_t *bases, *lengths;               /* of ragged rows, else NULL: where each begins, how long it is */
-    REAL *y; /* filled by `pool`, read by `pull` */
-    int32_t *steps;
-    const REAL *v;        /* for `pull`: the gradient of y, */
-    REAL *share, *radius; /* that of every tap, [rows, taps], and of every row's c; else NULL */
-    int32_t penalty, threads;
-    void (*parallel)(void (*work)(void *), void *data, unsigned threads, unsigned flags); /* GOMP_parallel, or NULL */
-} Job;
-
-typedef struct { /* what one thread works in */
-    const Job *job;
-    const int64_t *x_offsets, *w_offsets;
-    REAL *tile, *weights;
-    Scratch own;
-    int64_t apart; /* from row to row, where rows are contiguous and without weights; else 0 */
-    Tile one;      /* the penalty, where it is the same for all rows */
-    ivec unusable;
-} Worker;
-
-static int64_t offset(const int64_t *sizes, const int64_t *strides, int64_t dims, int64_t index) {
-    int64_t at = 0;
-    for (int64_t d = dims - 1; d > 0; --d) at += index % sizes[d] * strides[d], index /= sizes[d];
-    return dims ? at + index * strides[0] : 0;
-}
-
-INLINE int64_t width_of(const Job *job, int64_t r) { return job->lengths ? job->lengths[r] : job->taps; }
-
-/* Row r into x[0], x[step], …, and its weights; what is absent (weight 0, or beyond the row's end) is 0 in both. */
-static void read_row(const Worker *k, int64_t r, REAL *x, REAL *w, int64_t step, int64_t room) {
-    const Job *job = k->job;
-    int64_t n = width_of(job, r);
-    const REAL *from = job->x + (job->bases ? job->bases[r] : offset(job->sizes, job->x_strides, job->row_dims, r));
-    if (step == 1 && n > 0 && k->x_offsets[n - 1] == n - 1)
-        memcpy(x, from, (size_t)n * sizeof(REAL));
-    else
-        for (int64_t i = 0; i < n; ++i) x[i * step] = from[k->x_offsets[i]];
-    if (!w) return;
-    int64_t base = job->bases ? job->bases[r] : job->w ? offset(job->sizes, job->w_strides, job->row_dims, r) : 0;
-    const REAL *weight = job->w ? job->w + base : NULL;
-    for (int64_t i = 0; i < room; ++i) {
-        REAL value = i >= n ? 0 : weight ? weight[k->w_offsets[i]] : 1;
-        w[i * step] = value > 0 ? value : 0;
-        if (!(value > 0)) x[i * step] = 0;
-    }
-}
-
-/* A tile of rows that are contiguous and `apart` from each other: [lane][i] to [i][lane]. */
-static void read_block(const REAL *from, int64_t apart, REAL *tile, int64_t n) {
-    int64_t i = 0;
-#ifndef __clang__
-    ivec low[4], high[4];
-    for (int s = 1, k = 0; s < LANES; s *= 2, ++k)
-        for (int l = 0; l < LANES; ++l) low[k][l] = l & s ? LANES + l - s : l, high[k][l] = l & s ? LANES + l : l + s;
-    for (; i + LANES <= n; i += LANES) {
-        vec v[LANES];
-        for (int l = 0; l < LANES; ++l) v[l] = *(const vec *)(from + l * apart + i);
-        for (int s = 1, k = 0; s < LANES; s *= 2, ++k)
-#pragma GCC unroll 16
-            for (int l = 0; l < LANES; ++l)
-                if (!(l & s)) {
-                    vec a = v[l], b = v[l + s];
-                    v[l] = __builtin_shuffle(a, b, low[k]), v[l + s] = __builtin_shuffle(a, b, high[k]);
-                }
-        for (int l = 0; l < LANES; ++l) *(vec *)(tile + (i + l) * LANES) = v[l];
-    }
-#endif
-    for (; i < n; ++i)
-        for (int l = 0; l < LANES; ++l) tile[i * LANES + l] = from[l * apart + i];
-}
-
-INLINE int measure_some(const REAL *x, const REAL *w, int64_t n, vec *least, vec *most, vec *mass) {
-    vec low = splat(INFINITY), high = -low, total = splat(0), odd = splat(0);
-    for (int64_t i = 0; i < n; ++i) {
-        vec v = *(const vec *)(x + i * LANES);
-        odd += v * 0; /* NaN where v is not finite */
-        if (w) {
-            vec weight = *(const vec *)(w + i * LANES);
-            low = vmin(low, pick(weight > 0, v, splat(INFINITY)));
-            high = vmax(high, pick(weight > 0, v, splat(-INFINITY)));
-            total += weight;
-        } else {
-            low = vmin(low, v), high = vmax(high, v);
-        }
-    }
-    *least = low, *most = high, *mass = total;
-    return all((odd == 0) & ~(low < -HUGEST) & ~(high > HUGEST));
-}
-
-/* The range and weight of the samples that count; 0 where some are not finite, or next to it. */
-static int measure(const REAL *x, const REAL *w, int64_t n, vec *low, vec *high, vec *total) {
-    return w ? measure_some(x, w, n, low, high, total) : measure_some(x, NULL, n, low, high, total);
-}
-
-/* Copies the samples and bounds them; returns the lanes that hold a NaN. */
-static ivec bound(const REAL *from, REAL *x, int64_t n) {
-    ivec broken = {0};
-    for (int64_t i = 0; i < n * LANES; i += LANES) {
-        vec v = *(const vec *)(from + i);
-        broken |= v != v;
-        *(vec *)(x + i) = vmin(vmax(v, splat(-HUGEST)), splat(HUGEST));
-    }
-    return broken;
-}
+enum { LONG = 128, TOGETHER = LANES < 8 ? LANES : 8 }; /* samples of a long row, and how many are solved at once */
 
 /* The radius, in units of `unit`, and shape of lane l from those of row r; returns whether the radius is usable. */
 static int set_penalty(const Job *job, Tile *t, int64_t r, int l, double unit) {
@@ -189,28 +82,12 @@ static vec solve_tile(Worker *k, const Tile *t, vec low, vec high, ivec broken, 
 }
 
 static void gather_lanes(Tile *t, vec *low, vec *high, ivec *broken) { /* what `measure` found, over a row alone */
-    int64_t width = t->widths[0];
-    t->has_tail = !t->w && width % LANES != 0;
-    for (int l = 0; t->has_tail && l < LANES; ++l) t->tail[l] = l < width % LANES;
-    t->total = splat(t->w ? sum(t->total) : (REAL)width);
+    t->total = splat(t->w ? sum(t->total) : (REAL)t->widths[0]);
     *low = splat(least(*low)), *high = splat(-least(-*high));
     if (!all(~*broken)) *broken = ~(ivec){0};
 }
 
-/* Stores the answer of a row alone if Newton finds it without more ado. Inlined, it breaks GCC 12 where vectors of two
-   doubles are all there is. */
-static __attribute__((noinline)) int solve_plainly(const Job *job, Tile *t, const REAL *from, int64_t row, int64_t n,
-                                                   ivec unusable) {
-    ivec taken = {0};
-    vec y;
-    if (n % LANES != 0 || n < 4 * LONG || !all(~unusable & ~(t->c > LARGE_C))) return 0;
-    t->x = from, t->n = n / LANES, t->total = splat((REAL)n), t->wide = !COARSE_ROOTS;
-    if (!try_newton(job->penalty, t, &y, &taken)) return 0;
-    store(job, row, y[0], 0, (int32_t)taken[0]);
-    return 1;
-}
-
-static void pool_rows(Worker *k, int64_t first, int64_t count, int alone) {
+static void pool_rows(Worker *k, int64_t first, int64_t count, int alone, int tried) {
     const Job *job = k->job;
     int64_t widths[LANES], longest = 0, row[LANES];
     ivec unusable = k->unusable, taken = {0};
@@ -244,10 +121,24 @@ static void pool_rows(Worker *k, int64_t first, int64_t count, int alone) {
         if (weighted) k->weights[i] = 0;
     }
     if (job->w) level(k->weights, alone ? (longest + LANES - 1) / LANES : longest, alone);
-    if (alone && !weighted && job->penalty < WELSCH && solve_plainly(job, &t, from, first, longest, unusable)) return;
-    t.n = alone ? (longest + LANES - 1) / LANES : longest;
-    vec low, high;
-    ivec broken = {0};
+    t.n = alone ? (longest + LANES - 1) / LANES : longest, t.has_tail = alone && !weighted && longest % LANES != 0;
+    for (int l = 0; t.has_tail && l < LANES; ++l) t.tail[l] = l < longest % LANES;
+    vec low, high, found;
+    ivec broken = {0}, solved = {0};
+    if (!tried && is_plain(job->penalty, &t, unusable)) {
+        t.x = from, t.total = splat((REAL)longest), t.wide = !COARSE_ROOTS, t.together = 1;
+        solved = solve_plainly(job->penalty, &t, &found, &taken);
+        if (alone && solved[0]) solved = ~(ivec){0};
+        if (all(solved & (vabs(found) < HUGEST / 2)) && count == LANES) {
+            *(vec *)(job->y + first) = found;
+            for (int l = 0; l < LANES; ++l) job->steps[first + l] = (int32_t)taken[l];
+            return;
+        }
+        for (int64_t l = 0; l < count; ++l)
+            if (solved[l]) store(job, row[l], found[l], 0, (int32_t)taken[l]);
+        if (all(solved)) return;
+        taken &= solved;
+    }
     if (!measure(from, t.w, t.n, &low, &high, &t.total)) {
         broken = bound(from, k->tile, t.n), from = k->tile;
         measure(from, t.w, t.n, &low, &high, &t.total);
@@ -261,7 +152,24 @@ static void pool_rows(Worker *k, int64_t first, int64_t count, int alone) {
     t.wide = !all(~((high - low) * t.over_c > FAR / 4));
     vec y = solve_tile(k, &t, low, high, broken, &taken);
     y /= factor;
-    for (int64_t l = 0; l < count; ++l) store(job, row[l], y[l], broken[l] != 0, (int32_t)taken[l]);
+    for (int64_t l = 0; l < count; ++l)
+        if (!solved[l]) store(job, row[l], y[l], broken[l] != 0, (int32_t)taken[l]);
+}
+
+/* Long rows without more ado, some at a time; those that are not solved so are left to `pool_rows`. */
+static void pool_long_rows(Worker *k, int64_t first, int64_t count) {
+    const Job *job = k->job;
+    int64_t n = job->taps;
+    Tile t = k->one;
+    vec found;
+    ivec taken = {0}, solved = {0};
+    t.alone = 1, t.widths = &n, t.n = n / LANES, t.total = splat((REAL)n), t.wide = !COARSE_ROOTS;
+    t.x = job->x + first * k->apart, t.apart = k->apart, t.together = (int)count;
+    t.ahead = first + 2 * count <= job->rows ? t.x + count * k->apart : NULL;
+    if (is_plain(job->penalty, &t, k->unusable)) solved = solve_plainly(job->penalty, &t, &found, &taken);
+    for (int64_t l = 0; l < count; ++l)
+        if (solved[l]) store(job, first + l, found[l], 0, (int32_t)taken[l]);
+        else pool_rows(k, first + l, 1, 1, 1);
 }
 
 /* One half on the greatest sample <= y and one on the least >= y, shared among equal samples. */
@@ -371,13 +279,19 @@ static void work(void *argument) {
     if (!job->w && !job->lengths && job->row_dims <= 1 && shared->offsets[job->taps - 1] == job->taps - 1)
         k.apart = job->row_dims ? job->x_strides[0] : 0;
     int64_t begin;
+    int by_groups = k.apart && job->taps % LANES == 0 && job->penalty <= PSEUDO_HUBER && !job->c_step;
     while (!k.own.failed && (begin = __atomic_fetch_add(&shared->next, shared->block, __ATOMIC_RELAXED)) < job->rows) {
         int64_t end = begin + shared->block < job->rows ? begin + shared->block : job->rows;
         for (int64_t r = begin; job->share && r < end; ++r) pull_row(&k, r);
         for (int64_t r = begin, count; !job->share && r < end; r += count) {
             int alone = width_of(job, r) >= LONG;
+            count = end - r < TOGETHER ? end - r : TOGETHER;
+            if (alone && by_groups) {
+                pool_long_rows(&k, r, count);
+                continue;
+            }
             for (count = 1; !alone && count < LANES && r + count < end && width_of(job, r + count) < LONG;) ++count;
-            pool_rows(&k, r, count, alone);
+            pool_rows(&k, r, count, alone, 0);
         }
     }
     if (k.own.failed) __atomic_store_n(&shared->failed, 1, __ATOMIC_RELAXED);

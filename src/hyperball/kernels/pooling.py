@@ -129,7 +129,7 @@ def _rows_and_tangent(
 
 
 def _view_weights(x: Tensor, weights: Tensor | None, geometry: Geometry, dtype: torch.dtype) -> Tensor | None:
-    return geometry.present(x.to(dtype)) if weights is None else geometry.view(weights.to(dtype))
+    return geometry.present(x, dtype) if weights is None else geometry.view(weights.to(dtype))
 
 
 def pull_back(

@@ -31,7 +31,7 @@ class Along:
         """The adjoint of `view`."""
         return taps.movedim(tuple(range(-len(self.dims), 0)), self.dims)
 
-    def present(self, x: Tensor) -> Tensor | None:
+    def present(self, x: Tensor, dtype: torch.dtype) -> Tensor | None:
         """1 where a tap is a sample, 0 where it is padding, broadcasting against the view; None if all are."""
         return None
 
@@ -98,12 +98,12 @@ class Windows:
         whole = all(size % kernel == 0 for size, kernel in zip(space, self.kernel_size, strict=True))
         return whole and self.stride == self.kernel_size and not any(self.padding)
 
-    def present(self, x: Tensor) -> Tensor | None:
+    def present(self, x: Tensor, dtype: torch.dtype) -> Tensor | None:
         """1 where a tap is a sample, 0 where it is padding, broadcasting against the view; None if all are."""
         space = x.shape[-self.tap_dims :]
         if not any(self.margins(tuple(space))):
             return None
-        return self.view(torch.ones(space, dtype=x.dtype, device=x.device))
+        return self.view(torch.ones(space, dtype=dtype, device=x.device))
 
 
 Geometry = Along | Windows

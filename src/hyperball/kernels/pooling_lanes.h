@@ -11,6 +11,9 @@ typedef struct { /* a row a lane, or one row alone; n is in vectors, and the las
     int alone, ragged, has_tail, wide;
     const int64_t *widths; /* samples of each lane's row; of lane 0 only for a row alone */
     vec tail, total, c, over_c, far, power, shape;
+    int together;      /* rows, each alone, that `solve_plainly` solves at once, one a lane, */
+    int64_t apart;     /* so far from each other, */
+    const REAL *ahead; /* and what will be solved after them, or NULL */
 } Tile;
 
 /* Each row's weights times the power of two that brings the greatest near 1: only their ratios count, and products

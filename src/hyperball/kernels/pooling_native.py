@@ -16,7 +16,9 @@ from torch import Tensor
 from hyperball.kernels import native
 
 PENALTIES = ("huber", "pseudo_huber", "barron", "welsch", "truncated_quadratic", "absolute")  # as numbered in C
-HEADERS = ("lanes.h", "pooling_lanes.h", "pooling_newton.h", "pooling_global.h")
+HEADERS = (
+    "lanes.h", "pooling_lanes.h", "pooling_newton.h", "pooling_plain.h", "pooling_global.h", "pooling_reading.h",
+)  # fmt: skip
 SOURCES = {
     torch.float32: native.source("pooling.c", *HEADERS, functions=("pool",)),
     torch.float64: native.source("pooling.c", *HEADERS, flags=("-O3", "-DDOUBLE"), functions=("pool",)),

@@ -80,28 +80,28 @@ static void middle_of_flat(const Tile *t, vec *y, int lane) {
     }
 }
 
-/* The median of nine evenly spaced samples of each lane, and that of nine of these for a row alone. */
+INLINE vec middle(vec a, vec b, vec c) { return vmax(vmin(a, b), vmin(vmax(a, b), c)); }
+
+/* The median of nine evenly spaced samples of each lane, and for a row alone the ninther of nine of these. */
 static vec robust_start(const Tile *t) {
-    static const char pairs[19][2] = {{1, 2}, {4, 5}, {7, 8}, {0, 1}, {3, 4}, {6, 7}, {1, 2}, {4, 5}, {7, 8}, {0, 3},
-                                      {5, 8}, {4, 7}, {3, 6}, {1, 4}, {2, 5}, {4, 7}, {4, 2}, {6, 4}, {4, 2}};
     vec v[9];
+    REAL own[9 * LANES]; /* of ragged rows */
     int64_t whole = t->n - t->has_tail;
-    for (int j = 0; j < 9; ++j) {
-        v[j] = *(const vec *)(t->x + (j * whole + whole / 2) / 9 * LANES);
-        for (int l = 0; t->ragged && l < LANES; ++l)
-            v[j][l] = t->x[(j * t->widths[l] + t->widths[l] / 2) / 9 * LANES + l];
+    for (int i = 0; t->ragged && i < 9 * LANES; ++i) {
+        int64_t l = i % LANES, width = t->widths[l];
+        own[i] = t->x[(i / LANES * width + width / 2) / 9 * LANES + l];
     }
-#pragma GCC unroll 19
-    for (int j = 0; j < 19; ++j) order(&v[(int)pairs[j][0]], &v[(int)pairs[j][1]]);
+#pragma GCC unroll 9
+    for (int j = 0; j < 9; ++j)
+        v[j] = *(const vec *)(t->ragged ? own + j * LANES : t->x + (j * whole + whole / 2) / 9 * LANES);
+    order(v + 1, v + 2), order(v + 4, v + 5), order(v + 7, v + 8), order(v, v + 1), order(v + 3, v + 4);
+    order(v + 6, v + 7), order(v + 1, v + 2), order(v + 4, v + 5), order(v + 7, v + 8), order(v, v + 3);
+    order(v + 5, v + 8), order(v + 4, v + 7), order(v + 3, v + 6), order(v + 1, v + 4), order(v + 2, v + 5);
+    order(v + 4, v + 7), order(v + 4, v + 2), order(v + 6, v + 4), order(v + 4, v + 2);
     if (!t->alone) return v[4];
-    REAL a[9];
-    for (int j = 0; j < 9; ++j) a[j] = v[4][j * LANES / 9];
-#pragma GCC unroll 19
-    for (int j = 0; j < 19; ++j) {
-        REAL *p = &a[(int)pairs[j][0]], *q = &a[(int)pairs[j][1]], low = *p < *q ? *p : *q;
-        *q = *p < *q ? *q : *p, *p = low;
-    }
-    return splat(a[4]);
+    vec a[9]; /* vectors all along: these comparisons cannot be predicted */
+    for (int j = 0; j < 9; ++j) a[j] = splat(v[4][j * LANES / 9]);
+    return middle(middle(a[0], a[1], a[2]), middle(a[3], a[4], a[5]), middle(a[6], a[7], a[8]));
 }
 
 static void solve_convex(int penalty, const Tile *t, vec *y, vec low, vec high, ivec done, ivec *taken) {
@@ -109,40 +109,4 @@ static void solve_convex(int penalty, const Tile *t, vec *y, vec low, vec high, 
     vec h = solve(penalty, t, y, low, high, done, taken);
     for (int l = 0; penalty == HUBER && l < (t->alone ? 1 : LANES); ++l)
         if (!done[l] && h[l] <= t->total[l] * (REAL)0.5001) middle_of_flat(t, y, l);
-}
-
-/* A long row without weights seldom needs a bracket: Newton from a good start. Gives up, and returns 0, at a sample
-   that is not a number, where the curvature is weak and where steps do not shrink. */
-static int try_newton(int penalty, const Tile *t, vec *answer, ivec *taken) {
-    int rough = penalty == PSEUDO_HUBER && COARSE_ROOTS;
-    REAL before = INFINITY, last = INFINITY, size = 0, total = t->total[0];
-    Sums s;
-    vec y = robust_start(t);
-    coarse(penalty, t, 4, y, &s); /* a quarter of the samples brings it near */
-    if (!(s.h[0] > (REAL)0.025 * total)) return 0;
-    for (int k = -1; k < 8; ++k) {
-        if (k >= 0) {
-            if (k < rough)
-                coarse(penalty, t, 1, y, &s);
-            else if (k == rough)
-                slopes_and_sizes(penalty, t, y, &s), size = s.size[0];
-            else
-                slopes(penalty, t, y, &s);
-            ++*taken;
-        }
-        REAL g = s.g[0], h = s.h[0], moved = (REAL)fabs(g / h), at = (REAL)fabs(y[0]);
-        if (k >= 0 && !(h > (REAL)0.1 * total && moved <= before / 2)) return 0;
-        int flat = fabs(g) <= EPS * size, fine = 64 * EPS * at * t->over_c[0] <= 1; /* else y may be its own inlier */
-        if (k >= rough && moved <= 2 * EPS * at && !flat && !fine) return 0;
-        int still = k >= rough && (moved <= 2 * EPS * at || flat);
-        int final = k >= rough && penalty == PSEUDO_HUBER && BEND * total * t->over_c[0] * moved * moved <= EPS / 16 * size;
-        y -= splat(g / h);
-        if (still || final) {
-            *answer = y;
-            if (penalty == HUBER && h <= total * (REAL)0.5001) middle_of_flat(t, answer, 0);
-            return 1;
-        }
-        if (k >= 0) before = last, last = moved;
-    }
-    return 0;
 }

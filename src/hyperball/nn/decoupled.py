@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -21,11 +23,44 @@ from hyperball.functional.decoupled import (
 )
 from hyperball.functional.windows import convolution_window, transposed_window
 from hyperball.kernels import decoupled as kernel
+from hyperball.kernels import dispatch
 from hyperball.kernels.decoupled import Operator
 from hyperball.kernels.norms import unit_filters
 from hyperball.kernels.window import Window
 from hyperball.nn.learned import LearnedValue
 from hyperball.rows import Value
+
+# Those of profilers and counters, which torch adds to and never replaces.
+GLOBAL_HOOKS: tuple[Any, ...] = tuple(
+    getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
+    for kind in ("forward", "forward_pre", "backward", "backward_pre")
+)
+RATIO = (0, "rho")  # the key of a magnitude's radius
+
+
+def is_altered(module: nn.Module) -> bool:
+    """Whether hooks, its own or those of all modules, or a replaced forward may see or change what goes in and out."""
+    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
+    return bool(own or "forward" in vars(module) or any(GLOBAL_HOOKS))
+
+
+def is_constant(learned: LearnedValue) -> bool:
+    """Whether calling a value gives the numbers that it was made with."""
+    return not learned._stored and type(learned) is LearnedValue and not is_altered(learned)
+
+
+def has_ratio_alone(learned: LearnedValue) -> bool:
+    """Whether all that a magnitude of one term holds is the tensor of a relative radius."""
+    stored, value = learned._stored, learned.value
+    if len(stored) != 1 or RATIO not in stored or type(learned) is not LearnedValue or not isinstance(value, Value):
+        return False
+    return bool(value.options.get("relative", True))
+
+
+@functools.lru_cache(maxsize=1024)
+def kept_window(dims: int, shape: torch.Size, weight: torch.Size, *settings: Any) -> Window:
+    """The checked window of a convolution of an input of this shape."""
+    return convolution_window(dims, shape, torch.empty(weight, device="meta"), *settings)
 
 
 class Decoupled(nn.Module):
@@ -63,9 +98,11 @@ class Decoupled(nn.Module):
     @property
     def operator(self) -> Operator:
         """The operator with its present parameters."""
-        angular = self.angular()
+        magnitude, turned = self.magnitude, self.angular
+        angular = turned.value if is_constant(turned) else turned()
         assert isinstance(angular, Value)
-        return Operator(self.magnitude, angular, self.weighting, self._needs_norm)
+        plain = angular is turned.value and has_ratio_alone(magnitude)
+        return Operator(magnitude, angular, self.weighting, self._needs_norm, plain)
 
     @property
     def radius(self) -> Tensor | None:
@@ -126,16 +163,39 @@ class DecoupledConvNd(Decoupled):
 
     def padded(self, input: Tensor) -> tuple[Tensor, Window]:
         """The input, batched and padded by a padding mode other than zeros, and the window over it."""
-        dims = self.weight.dim() - 2
+        weight = self.weight
+        dims = weight.dim() - 2
         x, padding = batched(input, dims), self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self._reversed_padding_repeated_twice, mode=self.padding_mode), (0,) * dims
-        return x, convolution_window(dims, x.shape, self.weight, self.stride, padding, self.dilation, self.groups)
+        settings = (self.stride, padding, self.dilation, self.groups)
+        watched = torch.compiler.is_compiling() or dispatch.is_exporting()
+        if type(x) is Tensor and not watched and type(self.stride) is type(self.dilation) is tuple:
+            return x, kept_window(dims, x.shape, weight.shape, *settings)
+        return x, convolution_window(dims, x.shape, weight, *settings)
 
     def forward(self, input: Tensor) -> Tensor:
+        if not torch.compiler.is_compiling() and type(input) is Tensor and input.device.type in dispatch.DEVICES:
+            made = self._direct(input)
+            if made is not None:
+                return made
         x, window = self.padded(input)
         out = kernel.convolve(x, self.weight, self.bias, window, self.operator)
         return out if input.dim() == x.dim() else out.squeeze(0)
+
+    def _direct(self, input: Tensor) -> Tensor | None:
+        """The output by the module's plan alone, where the module is of the common kind and nobody watches."""
+        if not (dispatch.HAS_TRITON and self._needs_norm and self.weighting == "none" and self.padding_mode == "zeros"):
+            return None
+        parts: Any = self._modules
+        if not (has_ratio_alone(parts["magnitude"]) and is_constant(parts["angular"])):
+            return None
+        from hyperball.kernels.triton import direct
+
+        made, bias = direct.convolve(self, input, kept_window), self.bias
+        if made is None or bias is None:
+            return made
+        return kernel.add_bias(made, bias.reshape(-1, *(1,) * (made.dim() - 2)))
 
 
 class DecoupledConv1d(DecoupledConvNd, nn.Conv1d):

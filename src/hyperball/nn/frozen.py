@@ -1,12 +1,13 @@
 """Frozen decoupled layers: prepared filters and resolved values as buffers, for inference alone.
 
 `hyperball.freeze` makes them. With an affine map (a, b) per channel, BatchNorm's in evaluation, a layer computes
-a·f + b: a multiplies the factor of f = factor·n·s(u)·g(c), or the filter itself with cosine, where f = y·s(u).
+a·f + b: a multiplies the factor of f = factor·n·s(u)·g(c), or the filter itself with cosine, where f = y·s(u). On a GPU
+what the kernels are given is made once, at the first call, and kept until a buffer changes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -19,8 +20,9 @@ from hyperball import radial as radial_table
 from hyperball.functional.decoupled import batched, check_features
 from hyperball.functional.windows import convolution_window, transposed_window
 from hyperball.kernels import decoupled as kernel
-from hyperball.kernels import inference
-from hyperball.kernels.decoupled import Filters, Operator
+from hyperball.kernels import dispatch, inference
+from hyperball.kernels.decoupled import POINT, Filters, Operator
+from hyperball.kernels.dispatch import Choice
 from hyperball.kernels.norms import wide_dtype
 from hyperball.kernels.window import Window
 from hyperball.nn.decoupled import (
@@ -93,12 +95,60 @@ class Frozen(nn.Module):
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Frozen:
         """Move or cast; what multiplies in float32 stays in float32 when the filter becomes narrower."""
         before = dict(self._buffers)
+        self.__dict__.pop("_kept", None)
         super()._apply(fn, recurse)
         for name, held in self._buffers.items():
             kept = before[name]
             if name not in ("filter", "bias") and held is not None and kept is not None and held.element_size() < 4:
                 self._buffers[name] = kept.to(held.device)
         return self
+
+    def _load_from_state_dict(self, *given: Any) -> None:
+        self.__dict__.pop("_kept", None)
+        super()._load_from_state_dict(*given)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """The state without what is kept for the GPU, which another process or a copy makes again."""
+        return {name: held for name, held in self.__dict__.items() if name != "_kept"}
+
+    def choice(self, x: Tensor) -> Choice:
+        """The kernel that runs this layer on such an input, and why."""
+        if not self.needs_norm:
+            return Choice("eager", "a linear magnitude with cosine needs no patch norm")
+        operator, transposed = self._operator(), isinstance(self, FrozenConvTranspose)
+        outputs, groups = self.filter.shape[1 if transposed else 0], getattr(self, "groups", 1)
+        facts = dispatch.facts_of(x, self.filter, outputs * groups if transposed else outputs, groups, transposed)
+        return dispatch.choose(operator.magnitude(None), operator.angular, "none", facts)
+
+    def explained(self) -> str:
+        """The kernel for an input on the device and in the dtype of the filter, and why."""
+        choice = self.choice(self.filter)
+        if choice.kernel == "triton":
+            return f"frozen, {choice}: norms, convolution, and scale, bias and activation in one pass"
+        return f"frozen, {choice}"
+
+    def prepared(self, x: Tensor) -> Any:
+        """What Triton's kernels are given for inputs like x, or None where other kernels run."""
+        kept = self.__dict__.setdefault("_kept", {})
+        found, now = kept.get(x.dtype), stamp(self._buffers.values())
+        if found is not None and found[0] == now:
+            return found[1]
+        made = self._prepare(x.dtype) if self.choice(x).kernel == "triton" else None
+        if not is_capturing(x):
+            kept[x.dtype] = now, made, [*self._buffers.values()]
+        return made
+
+    def _prepare(self, dtype: torch.dtype) -> Any:
+        from hyperball.kernels.triton import frozen_launch
+
+        operator, filters = self._operator(), self.filter
+        magnitude = operator.magnitude(None)
+        assert isinstance(magnitude, Value)
+        filters = filters.unsqueeze(2) if filters.dim() == 3 else filters
+        with torch.inference_mode(False), torch.no_grad():
+            return frozen_launch.prepare(
+                filters, magnitude, operator.angular, self.factor, self.stretch, self.bias, self.longest, dtype
+            )
 
     def extra_repr(self) -> str:
         return self.description + (f", folded={self.folded!r}" if self.folded else "")
@@ -111,6 +161,12 @@ class FrozenLinear(Frozen):
         check_features(input, self.filter.shape[1])
         if self.folded is not None:
             self._batched(input, 0)
+        if inference.on_gpu(input):
+            rows = kernel.as_convolved(input).reshape(-1, input.shape[-1])
+            held = self.prepared(rows)
+            if held is not None:
+                out, _ = run_prepared(held, rows, lambda: POINT)
+                return out.reshape(*input.shape[:-1], out.shape[-1])
         return kernel.linear_with(input, self.bias, self._operator(), self._filters)
 
 
@@ -124,14 +180,23 @@ class FrozenConv(Frozen):
         self.pad_widths = list(layer._reversed_padding_repeated_twice)
 
     def forward(self, input: Tensor) -> Tensor:
-        dims = self.filter.dim() - 2
-        x, padding = self._batched(input, dims), self.padding
+        x = self._batched(input, self.filter.dim() - 2)
+        return self._convolve(*self._padded(x), input.dim())
+
+    def _padded(self, x: Tensor) -> tuple[Tensor, Window]:
+        """x with every padding but zeros, and the window over it."""
+        dims, padding = self.filter.dim() - 2, self.padding
         if self.padding_mode != "zeros":
             x, padding = F.pad(x, self.pad_widths, mode=self.padding_mode), (0,) * dims
-        window = convolution_window(dims, x.shape, self.filter, self.stride, padding, self.dilation, self.groups)
-        return self._convolve(x, window, input.dim())
+        return x, convolution_window(dims, x.shape, self.filter, self.stride, padding, self.dilation, self.groups)
 
     def _convolve(self, x: Tensor, window: Window, dims: int) -> Tensor:
+        if inference.on_gpu(x):
+            given, even = kernel.with_even_padding(kernel.as_convolved(x), window)
+            held = self.prepared(given)
+            if held is not None:
+                out, _ = run_prepared(held, given, lambda: even)
+                return out if dims == x.dim() else out.squeeze(0)
         operator = self._operator()
         if self.factor is None and self.stretch is None and inference.applies(x, operator, self.groups):
             out = inference.convolve(x, self.filter, self.bias, window, operator)
@@ -161,6 +226,40 @@ class FrozenConvTranspose(Frozen):
         )
         out = kernel.convolve_with(x, self.bias, window, self._operator(), self._filters)
         return out if input.dim() == x.dim() else out.squeeze(0)
+
+
+def run_prepared(
+    held: Any, x: Tensor, window_for: Callable[[], Window], lengths: Tensor | None = None, after: Any = (),
+    leak: Tensor | None = None, residual: Tensor | None = None,
+) -> tuple[Tensor, Tensor | None]:  # fmt: skip
+    """A prepared layer on x, evenly padded, and what follows it; `window_for` is asked once for every shape of x."""
+    from hyperball.kernels.triton import frozen_launch
+
+    along = x.dim() == 3
+    x = x.unsqueeze(2) if along else x
+    plan = held.plans.get((x.shape, after))
+    if plan is None:
+        window = window_for()
+        window = flattened(window) if along else window
+        plan = held.plans[x.shape, after] = frozen_launch.planned(held, x.shape, window, after)
+    out, r = frozen_launch.run(x, held, plan, lengths, leak, residual)
+    return out.squeeze(2) if along else out, r
+
+
+def flattened(window: Window) -> Window:
+    """The window of a 1-d convolution that runs as a 2-d one of height 1."""
+    fill = replace(window, kernel=(1, *window.kernel), stride=(1, *window.stride), dilation=(1, *window.dilation))
+    return replace(fill, padding=((0, 0), *window.padding))
+
+
+def is_capturing(x: Tensor) -> bool:
+    """Whether a CUDA graph is being captured, whose tensors have no values before it is replayed."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def stamp(tensors: Iterable[Tensor | None]) -> list[tuple[int, int]]:
+    """What changes where a tensor is replaced or, outside of inference mode, written to."""
+    return [(id(t), 0 if t.is_inference() else t._version) for t in tensors if t is not None]
 
 
 # By forward method, so that a subclass with a forward of its own is not taken for one of these.

@@ -13,16 +13,11 @@ from hyperball.kernels import dispatch
 from hyperball.kernels.dispatch import Choice
 from hyperball.kernels.norms import norm
 from hyperball.kernels.window import Window
-from hyperball.nn.decoupled import DecoupledConv2d
+from hyperball.nn.decoupled import DecoupledConv2d, is_altered
 from hyperball.nn.learned import LearnedValue
 
 ACTIVATIONS = ("relu", "prelu", None)
 FUSED_ACTIVATIONS: tuple[Any, ...] = (type(None), nn.ReLU, nn.PReLU, nn.Identity)
-# Those of profilers and counters, which torch adds to and never replaces.
-GLOBAL_HOOKS: tuple[Any, ...] = tuple(
-    getattr(torch.nn.modules.module, f"_global_{kind}_hooks")
-    for kind in ("forward", "forward_pre", "backward", "backward_pre")
-)
 WithLengths = tuple[Tensor, Tensor]
 Parts = tuple[Any, Any, Any]  # convolution, BatchNorm, and activation or None
 
@@ -70,19 +65,14 @@ def may_fuse(x: Any) -> bool:
     return isinstance(x, Tensor) and x.device.type in dispatch.DEVICES and not dispatch.is_exporting()
 
 
-def is_altered(module: nn.Module) -> bool:
-    """Whether hooks, its own or those of all modules, or a replaced forward may see or change what goes in and out."""
-    own = module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks
-    return bool(own or "forward" in vars(module) or any(GLOBAL_HOOKS))
-
-
 def choice_of(parts: Parts, x: Tensor, residual: Tensor | None = None) -> Choice:
     """The kernel that runs convolution, BatchNorm and activation on such an input, and why."""
     against = unfit(parts) or objection(parts, x, residual)
     if against:
         return Choice("eager", against)
     conv = parts[0]
-    return kernel.chosen(x, conv.weight, conv.operator, conv.groups)
+    facts = dispatch.facts_of(x, conv.weight, conv.out_channels, conv.groups)
+    return dispatch.choose_again(conv.magnitude.value, conv.angular.value, conv.weighting, facts)
 
 
 def unfit(parts: Parts) -> str:
@@ -167,7 +157,7 @@ def _fused(
     if padded is not x or conv.groups > 1:
         lengths = None
     batch = bn.training or bn.running_mean is None
-    if batch and output_shape(padded, window, 1).numel() == 1:
+    if batch and x.shape[0] == 1 and output_shape(padded, window, 1).numel() == 1:
         raise ValueError(f"`input` must give more than 1 value per channel in training, got {tuple(x.shape)}")
     name = {nn.ReLU: "relu", nn.PReLU: "prelu"}.get(type(activation), "none")
     with kernel.full_precision(x):
@@ -263,7 +253,8 @@ class DecoupledConvBNAct(nn.Sequential):
 
     @property
     def _parts(self) -> tuple[Any, Any, Any]:
-        return self[0], self[1], self[2] if len(self) > 2 else None
+        conv, batch_norm, *activation = self._modules.values()
+        return conv, batch_norm, activation[0] if activation else None
 
     def forward(self, input: Tensor | WithLengths, residual: Tensor | WithLengths | None = None) -> Any:
         return conv_norm_act(*self._parts, input, residual, self.carry)

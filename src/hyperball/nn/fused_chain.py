@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from hyperball.nn import fused
-from hyperball.nn.decoupled import DecoupledConv2d
+from hyperball.nn.decoupled import DecoupledConv2d, is_altered
 from hyperball.nn.fused import Parts, WithLengths
 
 Given = Tensor | WithLengths
@@ -97,7 +97,7 @@ def opened(modules: Iterable[Any]) -> list[Any]:
     """The modules with those of nn.Sequential in its place, and without nn.Identity."""
     flat: list[Any] = []
     for module in modules:
-        if type(module) is nn.Identity and not fused.is_altered(module):
+        if type(module) is nn.Identity and not is_altered(module):
             continue
         if opens(module):
             flat += opened(module)
@@ -109,7 +109,7 @@ def opened(modules: Iterable[Any]) -> list[Any]:
 def opens(module: nn.Module) -> bool:
     """Whether a module does nothing but call its children in turn, which may then be called without it."""
     runs = type(module) is nn.Sequential or (isinstance(module, Chained) and isinstance(module, nn.Sequential))
-    return runs and not fused.is_altered(module)
+    return runs and not is_altered(module)
 
 
 def block_at(flat: Sequence[Any], place: int) -> Parts | None:
@@ -132,7 +132,7 @@ def candidate_at(flat: Sequence[Any], place: int) -> Parts | None:
 def is_open_residual(module: Any) -> bool:
     """Whether a residual unit may be run without calling it as a module."""
     own = isinstance(module, Residual) and type(module).forward is Residual.forward
-    return own and not fused.is_altered(module)
+    return own and not is_altered(module)
 
 
 def reads_lengths(step: Any) -> bool:

@@ -16,36 +16,37 @@ from torch import Tensor
 from hyperball.kernels.triton import twin
 from hyperball.kernels.triton.code import read
 from hyperball.kernels.triton.ops import (
-    Parameters,
     by_slices,
     convolution_backward,
     dense,
     fake_gradients,
     fake_response,
+    frozen,
     on_its_device,
-    parameter_gradients,
+    plan_of,
+    present,
     respond,
-    wanted,
 )
+from hyperball.kernels.triton.slots import Parameters, parameter_gradients, picked
 
 NAMES = 27  # inputs of the operator
 
 
 @on_its_device
-def forward(x: Tensor, *rest: Any) -> tuple[Tensor, ...]:
+def forward(x: Tensor, plan: Any, joint: bool, *rest: Any) -> tuple[Tensor, ...]:
     """x' and its rows' lengths; then y, n, filters, m, p, (unit, lift) and BatchNorm's stats; inputs as the operator's.
 
     Running statistics, where given, are used in place of the batch's.
     """
     from hyperball.kernels.triton import launch, passes
 
-    weight, parameters = rest[0], list(rest[1:10])
+    weight, parameters = rest[0], rest[1:10]
     lengths, gamma, shift, leak, residual, running, *kept = rest[10:18]
-    code, activation, norm_eps, carry = read(rest[18]), *rest[19:22]
-    window, groups = rest[22:], rest[25]
-    made = respond(dense(x), lengths, weight, parameters, running, None, code, *window)
+    activation, norm_eps, carry = rest[19:22]
+    groups = rest[25]
+    made = respond(x, lengths, weight, parameters, running, None, plan, joint)
     y, n, _, _, p, scalars = made
-    o = passes.operands(y, n, p, scalars, parameters, code, groups)
+    o = passes.Operands(y, p, passes.pointers(y, n, p, scalars, parameters), plan.rule)
     stats = passes.batch_statistics(o, gamma, shift, norm_eps, None if kept[0] is None else (kept[0], kept[1]))
     held = None if residual is None else dense(residual)
     out, r = passes.forward(o, passes.Block(stats, activation, leak, held, carry and groups == 1))
@@ -63,9 +64,11 @@ def decoupled_block(
     norm_eps: float, carry: bool, stride: list[int], padding: list[int], dilation: list[int], groups: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """x' and its rows' lengths; then y, n, filters, m, p, (unit, lift) and BatchNorm's stats for the backward."""
+    x, parameters = dense(x), (alpha, beta, rho, shape, bend, factor, stretch, slopes, turns)
+    plan = plan_of(x, weight, parameters, code, frozen(stride, padding, dilation, groups))
     made: Any = forward(
-        x, weight, alpha, beta, rho, shape, bend, factor, stretch, slopes, turns, lengths, gamma, shift, leak, residual,
-        running, running_mean, running_var, code, activation, norm_eps, carry, stride, padding, dilation, groups,
+        x, plan, False, weight, *parameters, lengths, gamma, shift, leak, residual, running, running_mean,
+        running_var, code, activation, norm_eps, carry, stride, padding, dilation, groups,
     )  # fmt: skip
     return made
 
@@ -85,23 +88,30 @@ def _(
 
 @on_its_device
 def backward(
-    v: Tensor, dr: Tensor | None, x: Tensor, weight: Tensor, parameters: Parameters, lengths: Tensor | None,
-    leak: Tensor | None, held: Tensor | None, source: str, r: Tensor, y: Tensor, n: Tensor, filters: Tensor, m: Tensor,
-    p: Tensor, scalars: Tensor, stats: Tensor, needed: Sequence[bool], batch: bool, write: bool, code: str,
-    activation: str, *window: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
+    v: Tensor, dr: Tensor | None, x: Tensor, weight: Tensor, parameters: Sequence[Tensor | None],
+    lengths: Tensor | None, leak: Tensor | None, held: Tensor | None, source: str, r: Tensor, y: Tensor, n: Tensor,
+    filters: Tensor, m: Tensor, p: Tensor, scalars: Tensor, stats: Tensor, batch: bool, write: bool, activation: str,
+    plan: Any, gradients: Any,
+) -> tuple[Tensor | None, ...]:  # fmt: skip
     """dx, dw, the parameters' gradients, dlengths, BatchNorm's [dγ, dβ, dslope], and the residual's gradient."""
-    from hyperball.kernels.triton import passes
+    from hyperball.kernels.triton import launch, passes
 
-    o = passes.operands(y, n, p, scalars, parameters, read(code), window[-1])
-    i = passes.Incoming(dense(v), source, None if held is None else dense(held), r, dr, activation, leak)
+    o = passes.Operands(y, p, passes.pointers(y, n, p, scalars, parameters), plan.rule)
+    i = passes.Incoming(v, source, None if held is None else dense(held), r, dr, activation, leak)
     inner, before = passes.reduce(o, i, stats, batch, write)
     if write:
         i = passes.Incoming(before)
-    made = passes.backward(o, i, stats, inner, wanted(read(code), needed))
-    kept = (weight, filters, m, scalars, parameters)
-    grads = convolution_backward(o, dense(x), lengths, kept, made, needed, *window)
-    return *grads, inner, before if write else m.new_empty(0)
+    if lengths is None:
+        t, parts, pulls, *along = plan.cut(gradients.with_along)
+    else:
+        along = [launch.floats(plan.device, plan.geometry.rows * plan.groups)]
+        t, parts, pulls = plan.cut(gradients.sizes)
+    dy = torch.empty_like(y)
+    passes.backward(o, i, stats, inner, gradients.wanted, (dy, t, parts))
+    kept = (weight, parameters[2], filters, n, m, scalars)
+    grads = convolution_backward(x, lengths, kept, (dy, t, parts, pulls, *along), plan, gradients)
+    dlengths = along[0] if lengths is not None and gradients.needed[0] else None
+    return *grads, dlengths, inner, before if write else None
 
 
 @torch.library.custom_op("hyperball::decoupled_block_backward", mutates_args=())
@@ -112,11 +122,13 @@ def decoupled_block_backward(
     code: str, activation: str, stride: list[int], padding: list[int], dilation: list[int], groups: int,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """dx, dw, the parameters' gradients, dlengths, BatchNorm's [dγ, dβ, dslope], and the residual's gradient."""
-    made: Any = backward(
-        v, dr, x, weight, parameters, lengths, leak, held, source, r, y, n, filters, m, p, scalars, stats, needed,
-        batch, write, code, activation, stride, padding, dilation, groups,
+    v, x = dense(v), dense(x)
+    plan = plan_of(x, weight, parameters, code, frozen(stride, padding, dilation, groups))
+    made = backward(
+        v, dr, x, weight, parameters, lengths, leak, held, source, r, y, n, filters, m, p, scalars, stats, batch,
+        write, activation, plan, plan.for_needs(tuple(needed)),
     )  # fmt: skip
-    return made
+    return present(m, *made)
 
 
 @decoupled_block_backward.register_fake
@@ -147,29 +159,32 @@ def _setup_operator(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...
     ctx.mark_non_differentiable(*output[2:], *(() if inputs[22] else (output[1],)))
 
 
-def _backward(
-    ctx: Any, v: Tensor | None, dr: Tensor | None, *_: Any, apply: Any = decoupled_block_backward
-) -> tuple[Any, ...]:
+def _backward(ctx: Any, v: Tensor | None, dr: Tensor | None, *_: Any) -> tuple[Any, ...]:
     """The gradients of the operator's inputs; a second derivative is the eager twin's."""
     if v is None and dr is None:
         return (None,) * NAMES
-    saved = ctx.saved_tensors
+    saved, plan = ctx.saved_tensors, getattr(ctx, "plan", None)
     inputs, kept, held, made = saved[:16], saved[16:18], saved[18], saved[19:]
     v = torch.zeros_like(made[1]) if v is None else v
     x, weight, parameters = inputs[0], inputs[1], list(inputs[2:11])
     lengths, gamma, shift, leak, residual = inputs[11:]
     code, activation, _, _, *window = ctx.settings
-    needs = ctx.needs_input_grad
+    needs = ctx.needs_input_grad if plan is None else ctx.needs_input_grad[2:]
     if torch.is_grad_enabled():
         unit = made[6][0] if read(code).unit == "running" else None
         found = twin.block_gradients(v, dr, (*inputs, unit, *kept), list(needs[:16]), *ctx.settings)
         return (*found, *(None,) * (NAMES - 16))
-    needed = [needs[0] or needs[11], *needs[1:11]]
-    dx, dw, sums, dlengths, inner, before = apply(
-        v, dr, x, weight, parameters, lengths, leak, held, ctx.source, *made, needed, ctx.batch, residual is not None,
-        code, activation, *window,
-    )  # fmt: skip
-    small = parameter_gradients(sums, parameters, needed, read(code))
+    needed = (needs[0] or needs[11], *needs[1:11])
+    given = (x, weight, parameters, lengths, leak, held, ctx.source, *made)
+    write = residual is not None
+    if plan is None:
+        grads = decoupled_block_backward(v, dr, *given, [*needed], ctx.batch, write, code, activation, *window)
+        small = parameter_gradients(grads[2], parameters, needed, read(code))
+    else:
+        gradients = plan.for_needs(needed)
+        grads = backward(dense(v), dr, *given, ctx.batch, write, activation, plan, gradients)
+        small = picked(grads[2], gradients.picks)
+    dx, dw, _, dlengths, inner, before = grads
     return (
         dx if needs[0] else None, dw if needs[1] else None, *small, dlengths if needs[11] else None,
         *after(inner, gamma, shift, leak, needs[12:15]), before if needs[15] else None, *(None,) * (NAMES - 16),
@@ -199,18 +214,19 @@ class DecoupledBlock(torch.autograd.Function):
     """x' and its rows' lengths, for eager code: the operator's inputs, and what lets running means follow."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
-        *given, follow = inputs
-        made = forward(*given)
-        _setup(ctx, tuple(given), made)
+    def forward(ctx: Any, plan: Any, follow: Any, *given: Any) -> tuple[Tensor, Tensor]:
+        x, *rest = given
+        made = forward(x, plan, True, *rest)
+        ctx.plan = plan
+        _setup(ctx, given, made)
         if not given[22]:
             ctx.mark_non_differentiable(made[1])
-        follow(made[7], made[8], made[3].shape[0])
+        follow(made[7], made[8], plan.norms)
         return made[0], made[1]
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None, dr: Tensor | None) -> tuple[Any, ...]:
-        return (*_backward(ctx, v, dr, apply=backward), None)
+        return None, None, *_backward(ctx, v, dr)
 
 
 @torch.library.custom_op(

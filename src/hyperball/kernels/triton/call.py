@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -50,6 +51,49 @@ class Launch:
         made = self.kernel[self.grid](*tensors, *self.rest, num_warps=self.warps)
         if kinds not in self.compiled:
             self.compiled[kinds] = handles(made, tensors, self.rest)
+
+    def direct(self, kinds: tuple[torch.dtype, ...]) -> Direct | None:
+        """The launch for addresses of such dtypes, all multiples of 16; None where it is not compiled."""
+        made = self.compiled.get(kinds)
+        return None if made is None else Direct(self, made)
+
+
+class Direct:
+    """A compiled launch, called with the stream and one address a pointer."""
+
+    __slots__ = ("grid", "made", "middle", "rest", "run", "stream")
+
+    def __init__(self, launch: Launch, made: tuple[Any, ...]) -> None:
+        run, function, packed, self.stream, self.made = made
+        self.grid, self.rest = launch.grid, launch.rest
+        self.run, self.middle = below(run, function, packed)
+
+    def __call__(self, stream: int, *addresses: int) -> None:
+        self.run(*self.grid, stream, *self.middle, *addresses, *self.rest)
+
+
+def below(run: Any, function: int, packed: Any) -> tuple[Any, tuple[Any, ...]]:
+    """What a launcher of Triton calls in C, and what that takes between the stream and the kernel's own arguments.
+
+    It is asked of the launcher itself, by marks in place of arguments; where they do not come through as they were
+    given, or the kernel needs memory of its own, it is the launcher.
+    """
+    above = (function, packed, None, None, None)
+    sizes = [getattr(run, f"{kind}_scratch_size", 1) for kind in ("global", "profile")]
+    if any(sizes) or not callable(getattr(run, "launch", None)):
+        return run, above
+    seen: list[tuple[Any, ...]] = []
+    grid, stream, marks = (1, 1, 1), object(), (object(), object())
+    try:
+        stand_in = copy(run)
+        stand_in.launch = lambda *arguments: seen.append(arguments)
+        stand_in(*grid, stream, *above, *marks)
+    except Exception:  # whatever another Triton's launcher does with marks
+        return run, above
+    given = seen[0] if len(seen) == 1 else ()
+    if given[:3] == grid and len(given) > 5 and given[3] is stream and given[-2:] == marks:
+        return run.launch, given[4:-2]
+    return run, above
 
 
 def handles(made: Any, tensors: Sequence[Tensor], rest: Sequence[Any]) -> tuple[Any, ...] | None:

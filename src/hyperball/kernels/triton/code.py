@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any
 
 
@@ -32,17 +32,16 @@ class Code:
         numbers = (self.alpha, self.beta, self.rho, self.shape, self.bend, self.eps, self.angular_eps, self.unit_eps)
         return " ".join([self.radial, self.angular, self.unit, *[str(number) for number in numbers]])
 
+    @cached_property
+    def written(self) -> str:
+        """`text`, kept."""
+        return self.text()
+
 
 @lru_cache(maxsize=4096)
 def coded(*entries: Any) -> Code:
     """The code of these entries: one object for all who ask."""
     return Code(*entries)
-
-
-@lru_cache(maxsize=4096)
-def written(code: Code) -> str:
-    """`Code.text`, kept."""
-    return code.text()
 
 
 @lru_cache(maxsize=4096)

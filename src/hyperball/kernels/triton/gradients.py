@@ -5,18 +5,10 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hyperball.kernels.triton.epilogue import (
-    channel_tile,
-    leak_tile,
-    lift_of,
-    operator_tiles,
-    put_tile,
-    raised,
-    response,
-)
-from hyperball.kernels.triton.maps import FLOAT_MAX, fetch
+from hyperball.kernels.triton.epilogue import channel_tile, leak_tile, lift_of, operator_tiles, put_tile, raised
+from hyperball.kernels.triton.maps import FLOAT_MAX
 from hyperball.kernels.triton.rows import bend_slope, inverse, radial_post, radial_slope, ramp, turn
-from hyperball.kernels.triton.statistics import incoming
+from hyperball.kernels.triton.statistics import incoming, own_channels, responses, tile_of
 
 
 @triton.jit
@@ -142,9 +134,7 @@ def backward_kernel(
 
     AT_… is the row of a parameter's gradient in `parts`, -1 where it is not needed.
     """
-    group, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
-    real = part * BC + tl.arange(0, BC) < C
-    at = group * C + part * BC + tl.arange(0, BC)
+    group, part, real, at = own_channels(C, PARTS, BC)
     OUT: tl.constexpr = GROUPS * C
     q = operator_tiles(p, factor, stretch, at, real, OUT, ALPHA, BETA, RHO, SHAPE, BEND, FACTOR, STRETCH)
     alpha, _beta, _rho, over, _shape, bend, times, longer = q
@@ -155,15 +145,11 @@ def backward_kernel(
     s_slopes, s_turns = tl.zeros([SLOPE_ROWS, BC], tl.float32), tl.zeros([TURN_ROWS, BC], tl.float32)
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * tiles
     for tile in range(first, tl.minimum(first + tiles, tl.cdiv(rows, BM))):
-        row = tl.cast(tile, tl.int64) * BM + tl.arange(0, BM)
-        inside = row < rows
-        mask = inside[:, None] & real[None, :]
-        where = row[:, None] * OUT + at[None, :]
-        value = raised(fetch(y, where, mask, EVEN), lift, LIFT)
-        length = fetch(n, row * GROUPS + group, inside, EVEN)[:, None]
-        f, s, h1, c, g, g1 = response(
-            value, length, q, slopes, turns, ROW, ANG, PIECES, TURNS, ROOT_EPS, EPS, FACTOR, STRETCH, FAST
-        )
+        row, inside, mask, where = tile_of(tile, rows, at, real, OUT, BM)
+        value, length, f, s, h1, c, g, g1 = responses(
+            y, n, (row, inside, mask, where), group, q, slopes, turns, lift, GROUPS, ROW, ANG, PIECES, TURNS, ROOT_EPS,
+            EPS, FACTOR, STRETCH, LIFT, FAST, EVEN,
+        )  # fmt: skip
         df, z = incoming(v, source, r, dr, f, a, b, slope, where, mask, row, inside, ACT, SOURCE, LENGTHS, EVEN)
         if ACT == "prelu" and SOURCE != "done":
             df = tl.where(z > 0, df, df * slope)

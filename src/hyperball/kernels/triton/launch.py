@@ -15,7 +15,7 @@ import torch
 import triton
 from torch import Tensor
 
-from hyperball.kernels.triton import maps
+from hyperball.kernels.triton import finish, maps
 from hyperball.kernels.triton.call import Launch
 from hyperball.kernels.triton.code import Code
 
@@ -30,6 +30,7 @@ TUNING = {
     "reduce": (2048, 4, 4),
     "backward": (1024, 4, 8),
 }
+WHOLE = 128  # channels up to which a row is added in one piece: parts of 64 bytes took thrice the time of whole rows
 kept = functools.lru_cache(maxsize=KEPT)
 
 
@@ -72,7 +73,7 @@ def width_for(channels: int, most: int = 128) -> int:
 def tiles_for(kernel: str, rows: int, channels: int, device: torch.device, groups: int = 1) -> Tiles:
     """How a kernel cuts so many rows, by its tuning."""
     elements, warps, most = TUNING[kernel]
-    width = width_for(channels)
+    width = min(power(channels), WHOLE) if kernel == "add" and channels < WHOLE else width_for(channels)
     parts = -(-channels // width)
     height = max(1, elements // width)
     count = max(1, -(-rows // height))
@@ -123,6 +124,15 @@ def geometry(
     return Geometry(shape[0], size, (a, b, c), (*taps, *step, *pad, *gap), groups, shape[0] * a * b * c, rows)
 
 
+def output_strides(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a tensor [batch, channels, *spatial] with its channels last."""
+    strides, step = [1], shape[1]
+    for size in reversed(shape[2:]):
+        strides.insert(1, step)
+        step *= size
+    return step, *strides
+
+
 def floats(device: torch.device, *shape: int) -> Tensor:
     return torch.empty(shape, device=device, dtype=torch.float32)
 
@@ -131,12 +141,13 @@ def lengths(x: Tensor, rows: int, groups: int) -> Tensor:
     """r[row, group], float32."""
     out = floats(x.device, rows * groups)
     if rows:
-        _lengths(rows, groups, x.shape[1] // groups, x.device)(x, out)
+        lengths_launch(rows, groups, x.shape[1] // groups, x.device)(x, out)
     return out
 
 
 @kept
-def _lengths(rows: int, groups: int, channels: int, device: torch.device) -> Launch:
+def lengths_launch(rows: int, groups: int, channels: int, device: torch.device) -> Launch:
+    """The launch of r[row, group] from x."""
     t = tiles_for("lengths", rows, channels, device)
     rest = (rows, groups, channels, t.parts, t.even, t.BM, t.BC)
     return Launch(maps.lengths_kernel, (t.programs, groups), rest, t.warps, device)
@@ -151,7 +162,7 @@ def blocks_of(size: tuple[int, int, int], groups: int) -> tuple[int, int]:
 
 def box(r: Tensor, g: Geometry, eps: float, sums: bool, peaks: bool) -> tuple[Tensor, Tensor]:
     """n[position, group]; by block, Σ sqrt(n² + eps), and behind them max n."""
-    launch, programs = _box(g, eps, sums, peaks, r.device)
+    launch, programs = box_launch(g, eps, sums, peaks, r.device)
     n, parts = floats(r.device, g.positions * g.groups), floats(r.device, 2 * max(1, programs))
     if programs:
         launch(r, n, parts)
@@ -159,40 +170,30 @@ def box(r: Tensor, g: Geometry, eps: float, sums: bool, peaks: bool) -> tuple[Te
 
 
 @kept
-def _box(g: Geometry, eps: float, sums: bool, peaks: bool, device: torch.device) -> tuple[Launch, int]:
+def box_launch(g: Geometry, eps: float, sums: bool, peaks: bool, device: torch.device) -> tuple[Launch, int]:
+    """The launch of n[position, group] and, by block, Σ sqrt(n² + eps), behind them max n, from r; and the blocks."""
     blocks, block = blocks_of(g.out, g.groups)
     rest = (blocks, *g.arguments(), eps**0.5, sums, peaks, block)
     return Launch(maps.box_kernel, (g.images * blocks,), rest, 4, device), g.images * blocks
 
 
-def box_transposed(t: Tensor, n: Tensor, r: Tensor | None, pulls: Tensor | None, g: Geometry, eps: float) -> Tensor:
-    """T = boxᵀ(t + K/sqrt(n² + eps)), or r·T where r is given."""
-    out = floats(n.device, g.rows * g.groups)
-    if g.rows:
-        channels = 0 if pulls is None else pulls.shape[0]
-        launch = _box_transposed(g, eps, channels, r is not None, t.shape[0], n.device)
-        launch(t, n, n if r is None else r, n if pulls is None else pulls, out)
-    return out
-
-
 @kept
-def _box_transposed(g: Geometry, eps: float, channels: int, lengths: bool, parts: int, device: torch.device) -> Launch:
+def box_transposed_launch(
+    g: Geometry, eps: float, channels: int, lengths: bool, parts: int, device: torch.device
+) -> Launch:
+    """The launch of T = boxᵀ(t + K/sqrt(n² + eps)), or r·T with `lengths`, from t, n, r and so many channels' pulls."""
     blocks, block = blocks_of(g.size, g.groups)
     pulls = (channels > 0, max(channels, 1), power(channels))
     rest = (g.positions * g.groups, blocks, *g.arguments(), eps**0.5, *pulls, lengths, parts, block)
     return Launch(maps.box_transposed_kernel, (g.images * blocks,), rest, 4, device)
 
 
-def add_along(dx: Tensor, x: Tensor, along: Tensor, rows: int, groups: int) -> None:
-    """dx += x·T in place, both dense with channels last."""
-    if rows:
-        _add_along(rows, groups, x.shape[1] // groups, x.device)(dx, x, along)
-
-
 @kept
-def _add_along(rows: int, groups: int, channels: int, device: torch.device) -> Launch:
+def add_launch(rows: int, groups: int, channels: int, pulling: int, positions: int, device: torch.device) -> Launch:
+    """The launch of dx += x·T in place, both dense with channels last; T = along + K·level, K of so many channels."""
     t = tiles_for("add", rows, channels, device)
-    rest = (rows, groups, channels, t.even, t.BM, t.BC)
+    pulls = (pulling > 0, max(pulling, 1), power(pulling))
+    rest = (rows, positions, groups, channels, *pulls, t.even, t.BM, t.BC)
     return Launch(maps.add_along_kernel, (t.programs, groups), rest, t.warps, device)
 
 
@@ -208,33 +209,15 @@ def taps_to_move(weight: Tensor) -> int:
     return taps if taps > 1 and shape[1] > 1 and weight.is_contiguous() else 1
 
 
-def prepare(
-    weight: Tensor, filters: Tensor, slots: Sequence[Tensor | None], running: Tensor | None, batches: Tensor | None,
-    parts: Tensor, positions: int, code: Code,
-) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """Fill `filters` with unit filters; m, the parameters p [5, channels], and the radius's unit and the lift.
-
-    With `batches` the running mean follows the unit of this batch.
-    """
-    channels, device = weight.shape[0], weight.device
-    m, p, scalars = floats(device, channels), floats(device, 5, channels), floats(device, 2)
-    size = weight.numel() // max(channels, 1)
-    launch = _prepare(
-        channels, size, taps_to_move(weight), steps(slots), code, filters.dtype == torch.float16, batches is not None,
-        parts.shape[0] // 2, positions, device,
-    )  # fmt: skip
-    launch(
-        weight, filters, m, p, scalars, *[m if held is None else held for held in slots], parts,
-        m if running is None else running, m if batches is None else batches,
-    )  # fmt: skip
-    return m, p, scalars
-
-
 @kept
-def _prepare(
+def prepare_launch(
     channels: int, size: int, taps: int, slots: tuple[int, ...], code: Code, lift: bool, track: bool, blocks: int,
     positions: int, device: torch.device,
 ) -> Launch:  # fmt: skip
+    """The launch of unit filters, m, the parameters p [5, channels], and the radius's unit and the lift.
+
+    With `track` the running mean follows the unit of this batch.
+    """
     rest = (
         blocks, positions, channels, size, *slots, code.unit, code.rho or 0.0, lift, track, taps,
         min(power(size), 2048), min(power(blocks), SMALL_BLOCK),
@@ -242,36 +225,35 @@ def _prepare(
     return Launch(maps.prepare_kernel, (max(channels, 1),), rest, 4, device)
 
 
-def finish(
-    weight: Tensor, grad: Tensor | None, m: Tensor, parts: Tensor, rho: Tensor | None, scalars: Tensor, code: Code,
-    half: bool, rho_slot: int, dtype: torch.dtype,
-) -> tuple[Tensor | None, Tensor, Tensor]:  # fmt: skip
-    """dw, the parameters' gradients [slots, channels], and the channels' pulls on the unit of a relative radius."""
-    programs, count, channels = parts.shape
-    dw = None if grad is None else torch.empty_like(weight)
-    sums = torch.empty((max(count, 1), channels), device=m.device, dtype=dtype)
-    pulls = floats(m.device, channels)
-    launch = _finish(
-        programs, count, channels, weight.numel() // max(channels, 1), taps_to_move(weight), steps((rho,))[0], code,
-        half, grad is not None, rho_slot, m.device,
-    )  # fmt: skip
-    launch(
-        weight, weight if grad is None else grad, m, scalars, weight if dw is None else dw, parts, sums,
-        m if rho is None else rho, pulls,
-    )  # fmt: skip
-    return dw, sums, pulls
-
-
-@kept
-def _finish(
+def finish_arguments(
     programs: int, count: int, channels: int, size: int, taps: int, step: int, code: Code, half: bool, filters: bool,
-    rho_slot: int, device: torch.device,
-) -> Launch:  # fmt: skip
-    rest = (
+    rho_slot: int,
+) -> tuple[Any, ...]:  # fmt: skip
+    """What ends a backward is told: the programs that left parts, and the constants of `finish_channel`."""
+    return (
         programs, channels, size, count, rho_slot, code.unit, step, code.rho or 0.0, half, filters, taps,
         min(power(size), 2048), min(power(programs), 1024),
     )  # fmt: skip
-    return Launch(maps.finish_kernel, (max(channels, 1),), rest, 4, device)
+
+
+@kept
+def finish_launch(given: tuple[Any, ...], device: torch.device) -> Launch:
+    """The launch of dw, the parameters' gradients [slots, channels], and the channels' pulls on a relative unit."""
+    return Launch(finish.finish_kernel, (max(given[1], 1),), given, 4, device)
+
+
+@kept
+def finish_box_launch(
+    given: tuple[Any, ...], g: Geometry, eps: float, pulls: bool, parts: int, device: torch.device
+) -> Launch:
+    """`finish_launch`, and beside it boxᵀ(t) and boxᵀ(1/sqrt(n² + eps)), from t and n."""
+    blocks, block = blocks_of(g.size, g.groups)
+    programs, channels, *constants = given
+    rest = (
+        programs, g.positions * g.groups, blocks, *g.size, *g.out, channels, *constants, g.groups, *g.window, eps**0.5,
+        pulls, parts, block,
+    )  # fmt: skip
+    return Launch(finish.finish_box_kernel, (channels + g.images * blocks,), rest, 4, device)
 
 
 def track(

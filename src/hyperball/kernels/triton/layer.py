@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+from functools import lru_cache
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -14,13 +13,12 @@ from hyperball.kernels.norms import norm
 from hyperball.kernels.relative import Relative, unresolved
 from hyperball.kernels.triton import ops
 from hyperball.kernels.triton.block import DecoupledBlock, decoupled_block, track_block
-from hyperball.kernels.triton.code import Code, coded, written
+from hyperball.kernels.triton.code import Code, coded
 from hyperball.kernels.window import Window
 from hyperball.rows import Value
 
 
-@dataclass(frozen=True, eq=False)
-class Block:
+class Block(NamedTuple):
     """What follows a convolution in a block; `batch`: BatchNorm uses the batch's statistics, `track`: keeps them."""
 
     weight: Tensor | None
@@ -39,6 +37,7 @@ class Block:
 
 
 BEND = {"sigmoid": "k", "power": "b"}
+NO_MORE = (None,) * 6  # parameters behind the radius
 
 
 def number(held: Any) -> float | None:
@@ -47,7 +46,9 @@ def number(held: Any) -> float | None:
 
 def tensor(held: Any, like: Tensor) -> Tensor | None:
     """A parameter that is a tensor, dense and on the weight's device, where a 0-d one need not have been."""
-    return held.to(like.device).contiguous() if isinstance(held, Tensor) else None
+    if not isinstance(held, Tensor):
+        return None
+    return held if held.is_contiguous() and held.device == like.device else held.to(like.device).contiguous()
 
 
 def packed(slopes: Any, like: Tensor) -> Tensor | None:
@@ -76,10 +77,30 @@ def described(magnitude: Value, angular: Value, relative: Relative | None, like:
     return code, [*slots, tensor(bend, like), None, None, packed(h.get("slopes"), like), packed(g.get("slopes"), like)]
 
 
+def plain_inputs(magnitude: Any, angular: Value, like: Tensor) -> tuple[Code, list[Any], Relative]:
+    """Code, parameters and relative radius of an operator that has no other tensor; its numbers are read once."""
+    training, eps = magnitude.training, magnitude.eps
+    ratio = tensor(magnitude.ratio, like)
+    relative = Relative(ratio, magnitude.running_length, magnitude.batches, training, eps, magnitude._track)  # type: ignore[arg-type]
+    return plain_code(magnitude.value, angular, eps, training), [None, None, ratio, *NO_MORE], relative
+
+
+@lru_cache(maxsize=1024)
+def plain_code(magnitude: Value, angular: Value, eps: float, training: bool) -> Code:
+    """The code of values without tensors whose radius is relative to the batch's mean length or to the running one."""
+    held: Any = torch.empty(0)
+    relative = Relative(held, held, held, training, eps, lambda unit, count: None)
+    return described(magnitude, angular, relative, held)[0]
+
+
 def operator_inputs(operator: Any, weight: Tensor) -> tuple[Code, list[Any], Relative | None]:
     """Code, parameters and relative radius of an operator; with a weighting, m = ‖w‖ as factor and stretch."""
-    magnitude, relative = unresolved(operator.magnitude)
-    code, parameters = described(magnitude, operator.angular, relative, weight)
+    relative: Relative | None
+    if operator.plain and not torch.compiler.is_compiling():
+        code, parameters, relative = plain_inputs(operator.magnitude, operator.angular, weight)
+    else:
+        magnitude, relative = unresolved(operator.magnitude)
+        code, parameters = described(magnitude, operator.angular, relative, weight)
     if operator.weighting in ("linear", "joint"):
         m = norm(weight, tuple(range(1, weight.dim()))).flatten()
         parameters[5] = m
@@ -107,7 +128,7 @@ def mark_changed(*tensors: Tensor | None) -> None:
     torch.autograd.graph.increment_version([t for t in tensors if t is not None and not t.is_inference()])
 
 
-def call(x: Tensor, weight: Tensor, operator: Any, window: Sequence[Any]) -> Tensor:
+def call(x: Tensor, weight: Tensor, operator: Any, window: tuple[Any, ...]) -> Tensor:
     code, parameters, relative = operator_inputs(operator, weight)
     x = dense_input(x)
     moving = relative if relative is not None and relative.training else None
@@ -116,27 +137,30 @@ def call(x: Tensor, weight: Tensor, operator: Any, window: Sequence[Any]) -> Ten
         running = None if relative is None else relative.running
         if moving is not None:
             mark_changed(running, batches)
-        made: Tensor = ops.DecoupledConv.apply(x, weight, *parameters, running, written(code), *window, batches)
+        plan = ops.plan_of(x, weight, parameters, code.written, window)
+        given = [held for held in parameters if held is not None]
+        made: Tensor = ops.DecoupledConv.apply(plan, (running, batches), x, weight, *given)
         return made
     running = relative.running if relative is not None and moving is None else None
-    outputs = ops.decoupled_conv(x, weight, *parameters, running, code.text(), *window)
+    lists = [[*each] for each in window[:3]]
+    outputs = ops.decoupled_conv(x, weight, *parameters, running, code.text(), *lists, window[3])
     follow(relative, outputs[6].detach()[0], outputs[2].numel())
     return outputs[0]
 
 
 def convolve(x: Tensor, weight: Tensor, window: Window, operator: Any) -> Tensor:
     """The decoupled convolution of x [batch, channels, *spatial]; a 1-d one runs as a 2-d one of height 1."""
-    padding = [before for before, _ in window.padding]
-    lists = ([*window.stride], padding, [*window.dilation])
-    if window.dims > 1:
-        return call(x, weight, operator, (*lists, window.groups))
-    stride, pad, dilation = ([fill, *given] for fill, given in zip((1, 0, 1), lists, strict=True))
+    padding = tuple([before for before, _ in window.padding])
+    sizes = (window.stride, padding, window.dilation)
+    if len(window.kernel) > 1:
+        return call(x, weight, operator, (*sizes, window.groups))
+    stride, pad, dilation = ((fill, *given) for fill, given in zip((1, 0, 1), sizes, strict=True))
     return call(x.unsqueeze(2), weight.unsqueeze(2), operator, (stride, pad, dilation, window.groups)).squeeze(2)
 
 
 def linear(rows: Tensor, weight: Tensor, operator: Any) -> Tensor:
     """The decoupled linear map of rows [rows, features]."""
-    return call(rows, weight, operator, ([], [], [], 1))
+    return call(rows, weight, operator, ((), (), (), 1))
 
 
 def block(
@@ -148,7 +172,7 @@ def block(
     padding = [before for before, _ in window.padding]
     kept = (None, None) if after.batch else (after.running_mean, after.running_var)
     carried = None if lengths is None else lengths.flatten().to(torch.float32)
-    text = code.text() if torch.compiler.is_compiling() else written(code)
+    text = code.text() if torch.compiler.is_compiling() else code.written
     inputs = (
         dense_input(x), weight, *parameters, carried, after.weight, after.bias, after.leak, after.residual, running,
         *kept, text, after.activation, after.eps, after.carry, [*window.stride], padding, [*window.dilation],
@@ -159,7 +183,8 @@ def block(
         _follow_block(relative, after, scalars, stats, count, count // window.groups, direct)
 
     if ops.runs_directly(*inputs[:19]):
-        out, r = DecoupledBlock.apply(*inputs, move)
+        plan = ops.plan_of(inputs[0], weight, parameters, text, ops.frozen(*inputs[-4:]))
+        out, r = DecoupledBlock.apply(plan, move, *inputs)
     else:
         made = decoupled_block(*inputs)
         out, r = made[0], made[1]

@@ -107,30 +107,26 @@ def box_kernel(
 
 
 @triton.jit
-def box_transposed_kernel(
-    t: tl.tensor, n: tl.tensor, r: tl.tensor, pulls: tl.tensor, out: tl.tensor, positions: tl.tensor,
-    blocks: tl.tensor, D: tl.tensor, H: tl.tensor, W: tl.tensor, OD: tl.tensor, OH: tl.tensor, OW: tl.tensor,
-    G: tl.constexpr, KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SD: tl.constexpr, SH: tl.constexpr,
-    SW: tl.constexpr, PD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, ED: tl.constexpr, EH: tl.constexpr,
-    EW: tl.constexpr, ROOT_EPS: tl.constexpr, PULLS: tl.constexpr, OUT: tl.constexpr, BO: tl.constexpr,
-    TIMES_LENGTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
-) -> None:  # fmt: skip
-    """T = boxᵀ(t + K/sqrt(n² + eps)), 0 where n is 0, K the channels' pulls on the mean length; or r·T."""
-    image = (tl.program_id(0) // blocks).to(tl.int64)
-    at = (tl.program_id(0) % blocks) * BLOCK + tl.arange(0, BLOCK)
+def transposed_sums(
+    t: tl.tensor, n: tl.tensor, program: tl.tensor, positions: tl.tensor, blocks: tl.tensor, D: tl.tensor, H: tl.tensor,
+    W: tl.tensor, OD: tl.tensor, OH: tl.tensor, OW: tl.tensor, G: tl.constexpr, KD: tl.constexpr, KH: tl.constexpr,
+    KW: tl.constexpr, SD: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr, PD: tl.constexpr, PH: tl.constexpr,
+    PW: tl.constexpr, ED: tl.constexpr, EH: tl.constexpr, EW: tl.constexpr, ROOT_EPS: tl.constexpr,
+    PULLS: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """boxᵀ(t) and boxᵀ(1/sqrt(n² + eps), 0 where n is 0) for one block of an image; where they belong, and which do."""
+    image = (program // blocks).to(tl.int64)
+    at = (program % blocks) * BLOCK + tl.arange(0, BLOCK)
     count = D * H * W * G
     inside = at < count
     group, place = at % G, at // G
     w, place = place % W, place // W
     h, d = place % H, place // H
-    pull = 0.0
-    if PULLS:
-        channel = tl.arange(0, BO)
-        pull = tl.sum(tl.load(pulls + channel, mask=channel < OUT, other=0.0), axis=0) / positions
     t += image * (OD * OH * OW * G)
     n += image * (OD * OH * OW * G)
     stride = tl.full([], 0, tl.int64) + positions
     total = tl.zeros([BLOCK], tl.float32)
+    level = tl.zeros([BLOCK], tl.float32)
     for a in tl.static_range(KD):
         td = d + PD - a * ED
         for b in tl.static_range(KH):
@@ -150,29 +146,75 @@ def box_transposed_kernel(
                     total += tl.load(t + part * stride + where, mask=real, other=0.0)
                 if PULLS:
                     length = tl.load(n + where, mask=real, other=0.0)
-                    total += tl.where(length > 0, pull * inverse_hypotenuse(length, ROOT_EPS), 0.0)
+                    level += tl.where(length > 0, inverse_hypotenuse(length, ROOT_EPS), 0.0)
+    return total, level, image * count + at, inside
+
+
+@triton.jit
+def mean_pull(
+    pulls: tl.tensor, positions: tl.tensor, PULLS: tl.constexpr, OUT: tl.constexpr, BO: tl.constexpr
+) -> tl.tensor:
+    """K: the channels' pulls on the mean length, for one position; 0 without them."""
+    pull = 0.0
+    if PULLS:
+        channel = tl.arange(0, BO)
+        pull = tl.sum(tl.load(pulls + channel, mask=channel < OUT, other=0.0), axis=0) / positions
+    return pull
+
+
+@triton.jit
+def bounded(value: tl.tensor) -> tl.tensor:
+    """The value within float32's finite numbers."""
+    return tl.minimum(tl.maximum(value, -FLOAT_MAX), FLOAT_MAX)
+
+
+@triton.jit
+def box_transposed_kernel(
+    t: tl.tensor, n: tl.tensor, r: tl.tensor, pulls: tl.tensor, out: tl.tensor, positions: tl.tensor,
+    blocks: tl.tensor, D: tl.tensor, H: tl.tensor, W: tl.tensor, OD: tl.tensor, OH: tl.tensor, OW: tl.tensor,
+    G: tl.constexpr, KD: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, SD: tl.constexpr, SH: tl.constexpr,
+    SW: tl.constexpr, PD: tl.constexpr, PH: tl.constexpr, PW: tl.constexpr, ED: tl.constexpr, EH: tl.constexpr,
+    EW: tl.constexpr, ROOT_EPS: tl.constexpr, PULLS: tl.constexpr, OUT: tl.constexpr, BO: tl.constexpr,
+    TIMES_LENGTH: tl.constexpr, PARTS: tl.constexpr, BLOCK: tl.constexpr,
+) -> None:  # fmt: skip
+    """T = boxᵀ(t + K/sqrt(n² + eps)), K the channels' pulls on the mean length; or r·T."""
+    pull = mean_pull(pulls, positions, PULLS, OUT, BO)
+    total, level, where, inside = transposed_sums(
+        t, n, tl.program_id(0), positions, blocks, D, H, W, OD, OH, OW, G, KD, KH, KW, SD, SH, SW, PD, PH, PW, ED, EH,
+        EW, ROOT_EPS, PULLS, PARTS, BLOCK,
+    )  # fmt: skip
+    total += pull * level
     if TIMES_LENGTH:
-        total = total * tl.load(r + image * count + at, mask=inside, other=0.0)
-    tl.store(out + image * count + at, tl.minimum(tl.maximum(total, -FLOAT_MAX), FLOAT_MAX), mask=inside)
+        total = total * tl.load(r + where, mask=inside, other=0.0)
+    tl.store(out + where, bounded(total), mask=inside)
 
 
 @triton.jit
 def add_along_kernel(
-    dx: tl.tensor, x: tl.tensor, along: tl.tensor, rows: tl.tensor, GROUPS: tl.constexpr, C: tl.constexpr,
-    EVEN: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    dx: tl.tensor, x: tl.tensor, along: tl.tensor, level: tl.tensor, pulls: tl.tensor, rows: tl.tensor,
+    positions: tl.tensor, GROUPS: tl.constexpr, C: tl.constexpr, PULLS: tl.constexpr, OUT: tl.constexpr,
+    BO: tl.constexpr, EVEN: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ) -> None:  # fmt: skip
-    """dx += x·T, in place; the last rows first, which the convolution's backward wrote last."""
+    """dx += x·(along + K·level), in place; the last rows first, which the convolution's backward wrote last.
+
+    K is summed after the first tile has been asked for, whose way is as long.
+    """
     group = tl.program_id(1)
     block = tl.num_programs(0) - 1 - tl.program_id(0)
     row = block.to(tl.int64) * BM + tl.arange(0, BM)
     inside = row < rows
-    factor = fetch(along, row * GROUPS + group, inside, EVEN)[:, None]
+    factor = tl.load(along + row * GROUPS + group, mask=inside, other=0.0)
+    even = tl.zeros([BM], tl.float32)
+    if PULLS:
+        even = tl.load(level + row * GROUPS + group, mask=inside, other=0.0)
     for first in tl.static_range(0, C, BC):
         channel = first + tl.arange(0, BC)
         mask = inside[:, None] & (channel < C)[None, :]
         where = row[:, None] * (GROUPS * C) + group * C + channel[None, :]
-        value = fetch(x, where, mask, EVEN)
-        held = (fetch(dx, where, mask, EVEN) + value * factor).to(dx.dtype.element_ty)
+        value, before = fetch(x, where, mask, EVEN), fetch(dx, where, mask, EVEN)
+        if first == 0:
+            factor = bounded(factor + mean_pull(pulls, positions, PULLS, OUT, BO) * even)
+        held = (before + value * factor[:, None]).to(dx.dtype.element_ty)
         if EVEN:
             tl.store(dx + where, held)
         else:
@@ -294,66 +336,6 @@ def prepare_kernel(
         put_radius(p, rho, o, mean, STEP_RHO, RATIO, OUT)
         if TRACK:
             follow(running, batches, mean, o == 0)
-
-
-@triton.jit
-def column_sum(parts: tl.tensor, programs: tl.tensor, stride: tl.constexpr, BP: tl.constexpr) -> tl.tensor:
-    """Σ over the programs of what each of them left at `parts`."""
-    total = tl.zeros([BP], tl.float32)
-    for first in range(0, programs, BP):
-        at = first + tl.arange(0, BP)
-        total += tl.load(parts + at.to(tl.int64) * stride, mask=at < programs, other=0.0)
-    return tl.sum(total, axis=0)
-
-
-@triton.jit
-def finish_filter(
-    weight: tl.tensor, grad: tl.tensor, dw: tl.tensor, start: tl.tensor, scale: tl.tensor, share: tl.tensor,
-    K: tl.constexpr, TAPS: tl.constexpr, BK: tl.constexpr,
-) -> None:  # fmt: skip
-    """dw = (G - ŵ⟨ŵ, G⟩)·scale, scale = 1/m, for the filter that begins at `start`; G is grad·share."""
-    along = tl.zeros([BK], tl.float32)
-    for first in range(0, K, BK):
-        at = first + tl.arange(0, BK)
-        unit_filter = tl.load(weight + start + at, mask=at < K, other=0.0).to(tl.float32) * scale
-        where = start + channels_last(at, K, TAPS)
-        along += unit_filter * (tl.load(grad + where, mask=at < K, other=0.0).to(tl.float32) * share)
-    dot = tl.sum(along, axis=0)
-    for first in range(0, K, BK):
-        at = first + tl.arange(0, BK)
-        unit_filter = tl.load(weight + start + at, mask=at < K, other=0.0).to(tl.float32) * scale
-        where = start + channels_last(at, K, TAPS)
-        g = tl.load(grad + where, mask=at < K, other=0.0).to(tl.float32) * share
-        tl.store(dw + start + at, ((g - unit_filter * dot) * scale).to(dw.dtype.element_ty), mask=at < K)
-
-
-@triton.jit
-def finish_kernel(
-    weight: tl.tensor, grad: tl.tensor, m: tl.tensor, scalars: tl.tensor, dw: tl.tensor, parts: tl.tensor,
-    sums: tl.tensor, rho: tl.tensor, pulls: tl.tensor, programs: tl.tensor, OUT: tl.constexpr, K: tl.constexpr,
-    SLOTS: tl.constexpr, RHO_SLOT: tl.constexpr, UNIT: tl.constexpr, STEP_RHO: tl.constexpr, RATIO: tl.constexpr,
-    LIFT: tl.constexpr, WEIGHT: tl.constexpr, TAPS: tl.constexpr, BK: tl.constexpr, BP: tl.constexpr,
-) -> None:  # fmt: skip
-    """Output channel o: dw = (G - ŵ⟨ŵ, G⟩)/m, and the column sums of the parameters' gradients.
-
-    A relative radius gives its ratio's gradient, 2·ratio·unit·dρ, and its pull on the unit, (ratio² + 1e-4)·dρ.
-    """
-    o = tl.program_id(0)
-    for slot in tl.static_range(SLOTS):
-        value = column_sum(parts + slot * OUT + o, programs, SLOTS * OUT, BP)
-        if slot == RHO_SLOT and UNIT != "none":
-            if STEP_RHO >= 0:
-                ratio = tl.load(rho + o * STEP_RHO).to(tl.float32)
-                tl.store(pulls + o, (ratio * ratio + FLOOR) * value)
-                value = value * (2.0 * ratio * tl.load(scalars))
-            else:
-                tl.store(pulls + o, value * (RATIO + FLOOR))
-        tl.store(sums + slot * OUT + o, value.to(sums.dtype.element_ty))
-    if WEIGHT:
-        share = 1.0
-        if LIFT:
-            share = 1.0 / tl.load(scalars + 1)
-        finish_filter(weight, grad, dw, o.to(tl.int64) * K, inverse(tl.load(m + o)), share, K, TAPS, BK)
 
 
 @triton.jit

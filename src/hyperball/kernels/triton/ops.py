@@ -16,9 +16,8 @@ from torch import Tensor
 
 from hyperball.kernels.triton import twin
 from hyperball.kernels.triton.code import Code, read
+from hyperball.kernels.triton.slots import Parameters, kinds_of, parameter_gradients, picked, sums_dtype, wanted
 
-Parameters = list[Tensor | None]
-PARAMETERS = 9  # alpha, beta, rho, shape, bend, factor, stretch, slopes, turns
 NAMES = 17  # inputs of the operator
 MODES: Callable[[], int] = getattr(torch._C, "_len_torch_dispatch_stack", lambda: 1)
 
@@ -35,11 +34,14 @@ def dense(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=memory_format(x))
 
 
+def is_whole(weight: Tensor) -> bool:
+    """Whether every filter lies in one piece of memory, output channels outermost."""
+    return weight.is_contiguous() or (weight.dim() > 2 and weight.is_contiguous(memory_format=memory_format(weight)))
+
+
 def filter_layout(weight: Tensor) -> Tensor:
     """The weight with every filter in one piece of memory, output channels outermost."""
-    if weight.is_contiguous() or (weight.dim() > 2 and weight.is_contiguous(memory_format=memory_format(weight))):
-        return weight
-    return weight.contiguous()
+    return weight if is_whole(weight) else weight.contiguous()
 
 
 def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
@@ -55,64 +57,83 @@ def on_its_device(function: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-def plain(
-    x: Tensor, filters: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
-) -> Tensor:
+def plain(x: Tensor, filters: Tensor, plan: Any) -> Tensor:
     """torch's convolution or linear map."""
     if x.dim() == 2:
         return torch.nn.functional.linear(x, filters)
-    zeros = (0,) * len(stride)
-    return dense(torch.convolution(x, filters, None, stride, padding, dilation, False, zeros, groups))
+    stride, padding, dilation, groups = plan.window
+    return dense(torch.convolution(x, filters, None, stride, padding, dilation, False, plan.zeros, groups))
 
 
 def empty_filters(weight: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.empty(weight.shape, dtype=dtype, device=weight.device, memory_format=memory_format(weight))
 
 
-def geometry(
-    x: Tensor, weight: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
-) -> Any:
-    from hyperball.kernels.triton import launch
+def plan_of(x: Tensor, weight: Tensor, parameters: Sequence[Tensor | None], code: str, window: tuple[Any, ...]) -> Any:
+    """The plan of a call; `window` is stride, padding and dilation as tuples, and the groups."""
+    from hyperball.kernels.triton.plan import plan_for
 
-    return launch.geometry(x.shape, weight.shape[2:], tuple(stride), tuple(padding), tuple(dilation), groups)
+    if weight.device != x.device:
+        raise RuntimeError(f"`weight` must be on the device of the input, {x.device}, got {weight.device}")
+    return plan_for(code, x.shape, x.dtype, x.device, weight.shape, weight.stride(), kinds_of(parameters), window)
+
+
+def frozen(stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> tuple[Any, ...]:
+    """The window of an operator as a plan's."""
+    return tuple(stride), tuple(padding), tuple(dilation), groups
+
+
+def prepare(
+    x: Tensor, r: Tensor | None, weight: Tensor, parameters: Sequence[Tensor | None], running: Tensor | None,
+    batches: Tensor | None, plan: Any, joint: bool,
+) -> tuple[Tensor, ...]:  # fmt: skip
+    """n, ŵ (over the lift), m, p, (unit, lift): everything that comes before the convolution.
+
+    With `batches`, the running mean follows the unit. With `joint`, small outputs are pieces of one memory.
+    """
+    m, p, scalars, n = plan.outputs(joint)
+    parts, own = plan.cut(plan.passing)
+    if r is None:
+        r = own
+        plan.lengths(x, r)
+    plan.box(r, n, parts)
+    filters = plan.empty_filters()
+    plan.prepare[batches is not None](
+        weight if plan.whole else filter_layout(weight), filters, m, p, scalars,
+        *[m if held is None else held for held in parameters[:5]], parts,
+        m if running is None else running, m if batches is None else batches,
+    )  # fmt: skip
+    return n, filters, m, p, scalars
 
 
 def respond(
-    x: Tensor, r: Tensor | None, weight: Tensor, parameters: Parameters, running: Tensor | None,
-    batches: Tensor | None, code: Code, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    groups: int,
+    x: Tensor, r: Tensor | None, weight: Tensor, parameters: Sequence[Tensor | None], running: Tensor | None,
+    batches: Tensor | None, plan: Any, joint: bool = False,
 ) -> tuple[Tensor, ...]:  # fmt: skip
-    """y = conv(x, ŵ), and n, ŵ (over the lift), m, p, (unit, lift): everything that comes before the epilogue.
-
-    With `batches`, the running mean follows the unit.
-    """
-    from hyperball.kernels.triton import launch
-
-    g = geometry(x, weight, stride, padding, dilation, groups)
-    if r is None:
-        r = launch.lengths(x, g.rows, groups)
-    half = x.dtype == torch.float16
-    n, parts = launch.box(r, g, code.unit_eps, code.unit == "batch", half)
-    filters = empty_filters(weight, x.dtype)
-    m, p, scalars = launch.prepare(
-        filter_layout(weight), filters, parameters[:5], running, batches, parts, n.shape[0], code
-    )
-    return plain(x, filters, stride, padding, dilation, groups), n, filters, m, p, scalars
+    """y = conv(x, ŵ), and what `prepare` gives: everything that comes before the epilogue."""
+    made = prepare(x, r, weight, parameters, running, batches, plan, joint)
+    return plain(x, made[1], plan), *made
 
 
 @on_its_device
 def forward(
-    x: Tensor, weight: Tensor, parameters: Parameters, running: Tensor | None, batches: Tensor | None, code: str,
-    *window: Any,
+    x: Tensor, weight: Tensor, parameters: Sequence[Tensor | None], running: Tensor | None, batches: Tensor | None,
+    plan: Any, joint: bool,
 ) -> tuple[Tensor, ...]:  # fmt: skip
     """f, and y, n, filters, m, p, (unit, lift) for the backward."""
-    from hyperball.kernels.triton import passes
+    from hyperball.kernels.triton.passes import pointers
 
-    rule = read(code)
-    made = respond(dense(x), None, weight, parameters, running, batches, rule, *window)
-    y, n, _, _, p, scalars = made
-    f, _ = passes.forward(passes.operands(y, n, p, scalars, parameters, rule, window[-1]))
-    return f, *made
+    made = prepare(x, None, weight, parameters, running, batches, plan, joint)
+    n, filters, _, p, scalars = made
+    if plan.implicit is None:
+        y = plain(x, filters, plan)
+        f = torch.empty_like(y)
+        plan.epilogue(*pointers(y, n, p, scalars, parameters), p, p, p, f, p)
+    else:
+        f = torch.empty(plan.output, dtype=x.dtype, device=x.device, memory_format=plan.format)
+        y = torch.empty_like(f)
+        plan.implicit(x, filters, f, *pointers(y, n, p, scalars, parameters))
+    return f, y, *made
 
 
 @torch.library.custom_op("hyperball::decoupled_conv", mutates_args=())
@@ -123,7 +144,9 @@ def decoupled_conv(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
     """f, and y, n, filters, m, p, (unit, lift) for the backward."""
     parameters = [alpha, beta, rho, shape, bend, factor, stretch, slopes, turns]
-    made: Any = forward(x, weight, parameters, running, None, code, stride, padding, dilation, groups)
+    x = dense(x)
+    plan = plan_of(x, weight, parameters, code, frozen(stride, padding, dilation, groups))
+    made: Any = forward(x, weight, parameters, running, None, plan, False)
     return made
 
 
@@ -156,16 +179,17 @@ def _(
 
 @on_its_device
 def backward(
-    v: Tensor, x: Tensor, weight: Tensor, parameters: Parameters, y: Tensor, n: Tensor, filters: Tensor, m: Tensor,
-    p: Tensor, scalars: Tensor, needed: Sequence[bool], code: str, *window: Any,
-) -> tuple[Tensor, ...]:  # fmt: skip
-    """dx, dw and the parameters' gradients [rows, channels]; `needed` is for x, weight and the nine parameters."""
-    from hyperball.kernels.triton import passes
+    v: Tensor, x: Tensor, weight: Tensor, parameters: Sequence[Tensor | None], y: Tensor, n: Tensor, filters: Tensor,
+    m: Tensor, p: Tensor, scalars: Tensor, plan: Any, gradients: Any,
+) -> tuple[Tensor | None, Tensor | None, Tensor]:  # fmt: skip
+    """dx, dw and the parameters' gradients [rows, channels], for a dense v and x."""
+    from hyperball.kernels.triton.passes import pointers
 
-    o = passes.operands(y, n, p, scalars, parameters, read(code), window[-1])
-    made = passes.backward(o, passes.Incoming(dense(v)), None, None, wanted(read(code), needed))
-    held = (weight, filters, m, scalars, parameters)
-    return convolution_backward(o, dense(x), None, held, made, needed, *window)[:3]
+    t, parts, pulls, *along = plan.cut(gradients.with_along)
+    dy = torch.empty_like(y)
+    gradients.epilogue(v, v, v, v, v, p, p, *pointers(y, n, p, scalars, parameters), dy, t, parts)
+    held = (weight, parameters[2], filters, n, m, scalars)
+    return convolution_backward(x, None, held, (dy, t, parts, pulls, *along), plan, gradients)
 
 
 @torch.library.custom_op("hyperball::decoupled_conv_backward", mutates_args=())
@@ -175,67 +199,74 @@ def decoupled_conv_backward(
     dilation: list[int], groups: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """dx, dw and the parameters' gradients [rows, channels]; `needed` is for x, weight and the nine parameters."""
-    made: Any = backward(
-        v, x, weight, parameters, y, n, filters, m, p, scalars, needed, code, stride, padding, dilation, groups
-    )
-    return made
+    v, x, y = dense(v), dense(x), dense(y)
+    plan = plan_of(x, weight, parameters, code, frozen(stride, padding, dilation, groups))
+    made = backward(v, x, weight, parameters, y, n, filters, m, p, scalars, plan, plan.for_needs(tuple(needed)))
+    return present(m, *made)
 
 
-def wanted(code: Code, needed: Sequence[bool]) -> tuple[bool, ...]:
-    """Which parameters' gradients are summed: the needed ones, and a relative radius's where others hang on it."""
-    relative = code.unit == "batch" and (needed[0] or needed[4])
-    return (*needed[2:4], needed[4] or relative, *needed[5:])
-
-
-def sums_dtype(parameters: Parameters, needed: Sequence[bool], channels: int) -> torch.dtype:
-    """In which dtype the gradients leave: the parameters' own where each is one number a channel, else float32."""
-    held = [t for t, need in zip(parameters, needed[2:], strict=True) if need and t is not None]
-    kinds = {t.dtype for t in held}
-    own = len(kinds) == 1 and all(t.dim() == 1 and t.shape[0] == channels for t in held) and not any(needed[9:])
-    return kinds.pop() if own else torch.float32
+def present(like: Tensor, *made: Tensor | None) -> Any:
+    """Tensors, empty ones in place of None, which an operator cannot return."""
+    return tuple([like.new_empty(0) if t is None else t for t in made])
 
 
 def convolution_backward(
-    o: Any, x: Tensor, r: Tensor | None, held: tuple[Any, ...], made: tuple[Tensor, ...], needed: Sequence[bool],
-    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:  # fmt: skip
-    """dx, dw, the parameters' gradients, and dr where lengths r were given (else they are in dx)."""
-    from hyperball.kernels.triton import launch, passes
+    x: Tensor, r: Tensor | None, held: tuple[Any, ...], made: tuple[Tensor, ...], plan: Any, gradients: Any
+) -> tuple[Tensor | None, Tensor | None, Tensor]:
+    """dx, dw and the parameters' gradients; where lengths r were given, what they take from dx is in the last `made`.
 
-    weight, filters, m, scalars, parameters = held
-    dy, dn, parts = made
-    code, window = o.rule.code, (stride, padding, dilation, groups)
-    grad_filters = plain_backward(dy, x, filters, *window, False) if needed[1] else None
-    places, _ = passes.placed(o.rule.pieces, o.rule.turns, wanted(code, needed))
-    dtype = sums_dtype(parameters, needed, m.shape[0])
-    half = x.dtype == torch.float16
-    dw, sums, pulls = launch.finish(
-        filter_layout(weight), grad_filters, m, parts, parameters[2], scalars, code, half, places["rho"], dtype
-    )
-    dx, dr = m.new_empty(0), m.new_empty(0)
-    if needed[0]:
-        g = geometry(x, weight, *window)
-        along = launch.box_transposed(dn, o.n, r, pulls if code.unit == "batch" else None, g, code.unit_eps)
-        dx = plain_backward(dy, x, filters, *window, True)
-        if r is None:
-            launch.add_along(dx, x, along, g.rows, groups)
-        else:
-            dr = along
-    return dx, m.new_empty(0) if dw is None else dw, sums, dr
+    Filters' gradient first where it is captured: dx is then still cached when x·T is added. Two calls cost the host
+    more than one, which counts where every launch is its own.
+    """
+    weight, rho, filters, n, m, scalars = held
+    dy, t, parts, pulls, *along = made
+    of_input, of_filters, _ = gradients.mask
+    weight = weight if plan.whole else filter_layout(weight)
+    implicit = None if r is not None else gradients.implicit
+    later = of_input and (implicit is not None or (of_filters and is_recorded(x)))
+    dx, dfilters = plain_backward(dy, x, filters, plan, (of_input and not later, of_filters, False))
+    dw = torch.empty_like(weight) if of_filters else None
+    shape, dtype = gradients.sums
+    sums = torch.empty(shape, dtype=dtype, device=x.device)
+    ended = (
+        weight, weight if dfilters is None else dfilters, m, scalars, weight if dw is None else dw, parts, sums,
+        m if rho is None else rho, pulls,
+    )  # fmt: skip
+    if of_input and r is None and implicit is None:
+        gradients.finish_box(*ended, t, n, *along)
+        if later:
+            dx, _ = plain_backward(dy, x, filters, plan, (True, False, False))
+        gradients.add(dx, x, *along, pulls)
+        return dx, dw, sums
+    gradients.finish(*ended)
+    if of_input:
+        gradients.box[r is not None](t, n, n if r is None else r, pulls, along[0])
+    if implicit is not None:
+        dx = torch.empty_like(x)
+        implicit(dy, filters, dx, x, along[0])
+    elif later:
+        dx, _ = plain_backward(dy, x, filters, plan, (True, False, False))
+    return dx, dw, sums
+
+
+def is_recorded(x: Tensor) -> bool:
+    """Whether launches are recorded, so that only the GPU's time counts."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
 
 
 def plain_backward(
-    dy: Tensor, x: Tensor, filters: Tensor, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
-    groups: int, of_input: bool,
-) -> Tensor:  # fmt: skip
-    """The gradient of the plain convolution's input, or of its filters."""
+    dy: Tensor, x: Tensor, filters: Tensor, plan: Any, mask: tuple[bool, bool, bool]
+) -> tuple[Tensor | None, Tensor | None]:
+    """The gradients of the plain convolution's input and filters, those of the mask."""
     if x.dim() == 2:
-        return dy @ filters if of_input else dy.t() @ x
-    grads = torch.ops.aten.convolution_backward.default(
-        dy, x, filters, None, stride, padding, dilation, False, (0,) * len(stride), groups,
-        (of_input, not of_input, False),
-    )  # fmt: skip
-    return dense(grads[0] if of_input else grads[1])
+        return dy @ filters if mask[0] else None, dy.t() @ x if mask[1] else None
+    if not (mask[0] or mask[1]):
+        return None, None
+    stride, padding, dilation, groups = plan.window
+    dx, dfilters, _ = torch.ops.aten.convolution_backward.default(
+        dy, x, filters, None, stride, padding, dilation, False, plan.zeros, groups, mask
+    )
+    return dense(dx) if mask[0] else None, dense(dfilters) if mask[1] else None
 
 
 @decoupled_conv_backward.register_fake
@@ -253,26 +284,7 @@ def fake_gradients(
     count = sum(size for size, want in zip(sizes, wanted(code, needed), strict=True) if want)
     dx = torch.empty_like(x, memory_format=memory_format(x)) if needed[0] else m.new_empty(0)
     dw = torch.empty_like(filter_layout(weight)) if needed[1] else m.new_empty(0)
-    return dx, dw, m.new_empty(max(count, 1), m.shape[0], dtype=sums_dtype(parameters, needed, m.shape[0]))
-
-
-def parameter_gradients(
-    sums: Tensor, parameters: Sequence[Tensor | None], needed: Sequence[bool], code: Code
-) -> Parameters:
-    """The rows of the gradients, each in its parameter's shape and dtype; `needed` as in `backward`."""
-    grads: Parameters = []
-    row = 0
-    for k, (held, need, taken) in enumerate(zip(parameters, needed[2:], wanted(code, needed), strict=True)):
-        size = (held.numel() if held is not None else 0) if k >= 7 else 1
-        if not need or held is None:
-            grads.append(None)
-        elif k >= 7:
-            grads.append(sums[row : row + size].sum(1).to(held.dtype))
-        else:
-            grad = sums[row] if held.dim() else sums[row].sum()
-            grads.append(grad if grad.dtype == held.dtype else grad.to(held.dtype))
-        row += size if taken else 0
-    return grads
+    return dx, dw, m.new_empty(max(count, 1), m.shape[0], dtype=sums_dtype(kinds_of(parameters), needed, m.shape[0]))
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
@@ -282,7 +294,7 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> Non
     ctx.save_for_backward(*inputs[:11], *output[1:])
 
 
-def _backward(ctx: Any, v: Tensor | None, *_: Any, apply: Any = decoupled_conv_backward) -> tuple[Any, ...]:
+def _backward(ctx: Any, v: Tensor | None, *_: Any) -> tuple[Any, ...]:
     """The gradients of the operator's inputs; a second derivative is the eager twin's."""
     if v is None:
         return (None,) * NAMES
@@ -294,7 +306,7 @@ def _backward(ctx: Any, v: Tensor | None, *_: Any, apply: Any = decoupled_conv_b
         running = made[5][0] if read(code).unit == "running" else None
         grads = twin.gradients(v, x, weight, parameters, running, needed, *ctx.settings)
     else:
-        dx, dw, sums = apply(v, x, weight, parameters, *made, needed, *ctx.settings)
+        dx, dw, sums = decoupled_conv_backward(v, x, weight, parameters, *made, needed, *ctx.settings)
         small = parameter_gradients(sums, parameters, needed, read(code))
         grads = (dx if needed[0] else None, dw if needed[1] else None, *small)
     return (*grads, *(None,) * (NAMES - 11))
@@ -327,21 +339,44 @@ decoupled_conv_backward.register_vmap(by_slices(decoupled_conv_backward))
 
 
 class DecoupledConv(torch.autograd.Function):
-    """f alone, for eager code: the operator's inputs, then `batches` where the running mean is to follow."""
+    """f alone, for eager code; `moving` are the running mean and, where it is to follow, the number of batches."""
 
     @staticmethod
-    def forward(ctx: Any, *inputs: Any) -> Tensor:
-        *given, batches = inputs
-        made = forward(given[0], given[1], given[2:11], given[11], batches, *given[12:])
-        ctx.settings = given[12:]
+    def forward(ctx: Any, plan: Any, moving: tuple[Any, Any], x: Tensor, weight: Tensor, *given: Tensor) -> Tensor:
+        f, *made = forward(x, weight, plan.spread(given), *moving, plan, True)
+        ctx.plan = plan
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*given[:11], *made[1:])
-        f: Tensor = made[0]
-        return f
+        ctx.save_for_backward(x, weight, *made, *given)
+        out: Tensor = f
+        return out
 
     @staticmethod
     def backward(ctx: Any, v: Tensor | None) -> tuple[Any, ...]:
-        return (*_backward(ctx, v, apply=backward), None)
+        plan, needed = ctx.plan, ctx.needs_input_grad
+        if v is None:
+            return (None,) * len(needed)
+        x, weight, *made = ctx.saved_tensors
+        return None, None, *all_gradients(v, x, weight, made[6:], made[:6], plan, plan.for_given(needed[2:]))
+
+
+def all_gradients(
+    v: Tensor, x: Tensor, weight: Tensor, given: Sequence[Tensor], made: Sequence[Tensor], plan: Any, gradients: Any
+) -> tuple[Tensor | None, ...]:
+    """Those of x, the weight and the given parameters; `made` as by `respond`. A second derivative is the twin's.
+
+    Saved tensors may come back in another layout, where hooks have kept them elsewhere.
+    """
+    parameters = plan.spread(given)
+    if torch.is_grad_enabled():
+        unit = made[5][0] if plan.code.unit == "running" else None
+        dx, dw, *small = twin.gradients(v, x, weight, parameters, unit, gradients.needed, plan.text, *plan.window)
+    else:
+        if weight.stride() != plan.strides:
+            weight = torch.empty_strided(weight.shape, plan.strides, dtype=weight.dtype, device=x.device).copy_(weight)
+        y, *rest = made
+        dx, dw, sums = backward(dense(v), dense(x), weight, parameters, dense(y), *rest, plan, gradients)
+        small = picked(sums, gradients.picks)
+    return dx, dw, *[small[place] for place in plan.given]
 
 
 def runs_directly(*tensors: Tensor | None) -> bool:

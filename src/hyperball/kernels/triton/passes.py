@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -63,33 +63,25 @@ def rule_for(
     return Rule(code, rows, channels, groups, pieces, turns, device, constants)
 
 
-@dataclass(frozen=True, eq=False)
-class Operands:
-    """What every kernel over activations reads: the response y, the norms n and the operator."""
+def pointers(y: Tensor, n: Tensor, p: Tensor, scalars: Tensor, parameters: Sequence[Tensor | None]) -> tuple[Any, ...]:
+    """What every kernel over activations reads first: the response y, the norms n and the operator's parameters."""
+    factor, stretch, slopes, turns = parameters[5:]
+    return (
+        y, n, p, p if factor is None else factor, p if stretch is None else stretch, scalars,
+        p if slopes is None else slopes, p if turns is None else turns,
+    )  # fmt: skip
+
+
+class Operands(NamedTuple):
+    """The response, whose memory others are like, the pointers of `pointers`, and the operator."""
 
     y: Tensor
-    n: Tensor
     p: Tensor
     pointers: tuple[Tensor, ...]
     rule: Rule
 
 
-def operands(
-    y: Tensor, n: Tensor, p: Tensor, scalars: Tensor, parameters: Sequence[Tensor | None], code: Code, groups: int
-) -> Operands:
-    """The operands of an operator with these parameters, in the order of `PARAMETERS`."""
-    factor, stretch, slopes, turns = parameters[5:]
-    given = tuple([held is not None for held in parameters])
-    rule = rule_for(
-        code, given, n.shape[0] // groups, p.shape[1] // groups, groups, 0 if slopes is None else slopes.shape[0],
-        0 if turns is None else turns.shape[0], y.dtype, y.device,
-    )  # fmt: skip
-    optional = [p if held is None else held for held in (factor, stretch, scalars, slopes, turns)]
-    return Operands(y, n, p, (y, n, p, *optional), rule)
-
-
-@dataclass(frozen=True, eq=False)
-class Block:
+class Block(NamedTuple):
     """What follows the convolution in a fused block: BatchNorm's stats, an activation, a residual and lengths."""
 
     stats: Tensor
@@ -99,18 +91,14 @@ class Block:
     lengths: bool = False
 
 
-def forward(o: Operands, block: Block | None = None) -> tuple[Tensor, Tensor]:
-    """f, or act(BatchNorm(f) + residual), like y; and the lengths of its rows (p where they are not asked)."""
+def forward(o: Operands, block: Block) -> tuple[Tensor, Tensor]:
+    """act(BatchNorm(f) + residual), like y, and the lengths of its rows (one number where they are not asked)."""
     out = torch.empty_like(o.y)
-    if block is None:
-        if o.rule.rows:
-            _forward(o.rule, "", 0, False, False)(*o.pointers, o.p, o.p, o.p, out, o.p)
-        return out, o.p
     r = floats(o.y.device, o.rule.rows if block.lengths else 1)
     leak = o.p if block.leak is None else block.leak
     residual = o.p if block.residual is None else block.residual
     if o.rule.rows:
-        launch = _forward(
+        launch = forward_launch(
             o.rule, block.activation, max(steps([block.leak])[0], 0), block.residual is not None, block.lengths
         )
         launch(*o.pointers, block.stats, leak, residual, out, r)
@@ -118,7 +106,7 @@ def forward(o: Operands, block: Block | None = None) -> tuple[Tensor, Tensor]:
 
 
 @kept
-def _forward(rule: Rule, activation: str, leak: int, residual: bool, lengths: bool) -> Launch:
+def forward_launch(rule: Rule, activation: str, leak: int, residual: bool, lengths: bool) -> Launch:
     """The epilogue; without an `activation` ("none" counts as one) it is f alone, without BatchNorm."""
     t = tiles_for("forward", rule.rows, rule.channels, rule.device)
     values = {
@@ -133,11 +121,11 @@ def batch_statistics(
     o: Operands, weight: Tensor | None, bias: Tensor | None, eps: float, running: tuple[Tensor, Tensor] | None
 ) -> Tensor:
     """[5, channels]: mean, variance, 1/sqrt(variance + eps), scale and shift, of this batch or as running."""
-    device, channels = o.y.device, o.p.shape[1]
+    device, channels = o.y.device, o.rule.groups * o.rule.channels
     summed, combined, programs = _statistics(o.rule, eps, weight is not None, running is None)
     stats = floats(device, 5, channels)
     if running is None:
-        means, squares = floats(device, programs, channels), floats(device, programs, channels)
+        means, squares = floats(device, 2, -(-programs * channels // 4) * 4).unbind(0)
         summed(*o.pointers, means, squares)
     else:
         means, squares = running
@@ -158,8 +146,7 @@ def _statistics(rule: Rule, eps: float, affine: bool, batch: bool) -> tuple[Laun
     return summed, combined, t.programs
 
 
-@dataclass(frozen=True, eq=False)
-class Incoming:
+class Incoming(NamedTuple):
     """The gradient of a block's output, and what the gradient before its activation is formed from."""
 
     v: Tensor
@@ -180,11 +167,12 @@ class Incoming:
 
 
 KIND = ("ACT", "LEAK", "SOURCE", "LENGTHS")
+ALONE = ("none", 0, "done", False)  # the kind of a convolution without a block
 
 
 def reduce(o: Operands, i: Incoming, stats: Tensor, batch: bool, write: bool) -> tuple[Tensor, Tensor]:
     """[5, channels]: dγ, dβ, dslope and the coefficients of df; and the gradient before the activation, if written."""
-    device, channels = o.y.device, o.p.shape[1]
+    device, channels = o.y.device, o.rule.groups * o.rule.channels
     summed, combined, programs = _reduce(o.rule, i.kind(), batch, write)
     parts, inner = floats(device, programs, 3, channels), floats(device, 5, channels)
     out = torch.empty_like(o.y) if write else o.y
@@ -219,23 +207,18 @@ def placed(pieces: int, turns: int, needed: tuple[bool, ...]) -> tuple[dict[str,
     return places, count
 
 
-def backward(
-    o: Operands, i: Incoming, stats: Tensor | None, inner: Tensor | None, needed: tuple[bool, ...]
-) -> tuple[Tensor, Tensor, Tensor]:
-    """dy like y, t = dn/n by part of the channels, and gradients of `needed` parameters [programs, rows, channels]."""
-    launch, t_parts, programs, count = _backward(o.rule, i.kind(), stats is not None, needed)
-    device = o.y.device
-    dy = torch.empty_like(o.y)
-    along = floats(device, t_parts, o.n.shape[0])
-    parts = floats(device, programs, count, o.p.shape[1])
+def backward(o: Operands, i: Incoming, stats: Tensor, inner: Tensor, needed: tuple[bool, ...], made: Any) -> None:
+    """Fill dy, t = dn/n by part of the channels, and gradients of `needed` parameters [programs, rows, channels]."""
     if o.rule.rows:
-        stats, inner = o.p if stats is None else stats, o.p if inner is None else inner
-        launch(*i.pointers(), stats, inner, *o.pointers, dy, along, parts)
-    return dy, along, parts
+        launch = backward_launch(o.rule, i.kind(), True, needed)[0]
+        launch(*i.pointers(), stats, inner, *o.pointers, *made)
 
 
 @kept
-def _backward(rule: Rule, kind: tuple[Any, ...], norm: bool, needed: tuple[bool, ...]) -> tuple[Launch, int, int, int]:
+def backward_launch(
+    rule: Rule, kind: tuple[Any, ...], norm: bool, needed: tuple[bool, ...]
+) -> tuple[Launch, int, int, int]:
+    """The launch of dy, t and the parameters' gradients; the parts of t, the programs and the gradients' rows."""
     t = tiles_for("backward", rule.rows, rule.channels, rule.device, rule.groups)
     places, count = placed(rule.pieces, rule.turns, needed)
     values = {

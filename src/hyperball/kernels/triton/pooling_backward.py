@@ -5,7 +5,16 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hyperball.kernels.triton.pooling import fetch, gap_around
+from hyperball.kernels.triton.pooling_samples import (
+    fetch_scaled,
+    gap_around,
+    law_of,
+    parameter,
+    place_rows,
+    row_sum,
+    start_of,
+    weighted,
+)
 from hyperball.kernels.triton.pooling_terms import bounded, gain_slope, terms
 from hyperball.kernels.triton.row_access import row_numbers, row_offset, somewhere, tap_offset
 
@@ -13,26 +22,69 @@ DAMPING = tl.constexpr(1e-3)
 
 
 @triton.jit
-def moments(
-    P: tl.constexpr, y: tl.tensor, x: tl.tensor, w: tl.tensor, inside: tl.tensor, c: tl.tensor, over: tl.tensor,
-    far: tl.tensor, shape: tl.tensor, limit: tl.tensor, WEIGHTED: tl.constexpr, SHAPE: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Σ w·(psi', s, z·psi', z·ds/dshape) of one tile."""
-    z = tl.where(inside, y - x, 0.0)
-    _, h, s = terms(P, z, c, over, far, shape)
+def held_terms(P: tl.constexpr, z: tl.tensor, law: tl.tensor, limit: tl.tensor) -> tl.tensor:
+    """psi, psi' and s of residuals; barron's so that a row of them does not overflow."""
+    c, over, far, shape = law
+    psi, h, s = terms(P, z, c, over, far, shape)
     if P == "barron":
         h, s = tl.minimum(h, limit), tl.minimum(s, limit)
-    if WEIGHTED:
-        h, held = h * w, s * w
-    else:
-        h, held = tl.where(inside, h, 0.0), tl.where(inside, s, 0.0)
+        psi = s * z
+    return psi, h, s
+
+
+@triton.jit
+def moments(
+    P: tl.constexpr, y: tl.tensor, tile: tl.tensor, law: tl.tensor, limit: tl.tensor, WEIGHTED: tl.constexpr,
+    SHAPE: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Σ w·(psi', s, z·psi', z·ds/dshape) of one tile."""
+    x, w, inside = tile
+    z = tl.where(inside, y - x, 0.0)
+    _, h, s = held_terms(P, z, law, limit)
+    h, s = weighted(h, w, inside, WEIGHTED), weighted(s, w, inside, WEIGHTED)
     bend = tl.zeros_like(h)
     if SHAPE:
-        bend = z * gain_slope(z, held, over, shape)
-    return (
-        tl.sum(h, axis=1, keep_dims=True), tl.sum(held, axis=1, keep_dims=True),
-        tl.sum(z * h, axis=1, keep_dims=True), tl.sum(bend, axis=1, keep_dims=True),
-    )  # fmt: skip
+        bend = z * gain_slope(z, s, law[1], law[3])
+    return row_sum(h), row_sum(s), row_sum(z * h), row_sum(bend)
+
+
+@triton.jit
+def all_moments(
+    P: tl.constexpr, y: tl.tensor, tile: tl.tensor, law: tl.tensor, limit: tl.tensor, unit: tl.tensor,
+    place: tl.tensor, SHAPE: tl.constexpr, WEIGHTED: tl.constexpr, EVEN: tl.constexpr, FLAT: tl.constexpr,
+    WIDE: tl.constexpr, LOOP: tl.constexpr, BN: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """`moments` of whole rows."""
+    total, gains, moment, bend = moments(P, y, tile, law, limit, WEIGHTED, SHAPE)
+    if LOOP:
+        for at in range(BN, place[3], BN):
+            part = fetch_scaled(place, at, unit, WEIGHTED, EVEN, FLAT, WIDE, BN)
+            total1, gains1, moment1, bend1 = moments(P, y, part, law, limit, WEIGHTED, SHAPE)
+            total, gains, moment, bend = total + total1, gains + gains1, moment + moment1, bend + bend1
+    return total, gains, moment, bend
+
+
+@triton.jit
+def equal_to(value: tl.tensor, tile: tl.tensor) -> tl.tensor:
+    """How many samples of a tile have this value."""
+    x, _w, inside = tile
+    return row_sum(tl.where(inside & (x == value), 1.0, 0.0))
+
+
+@triton.jit
+def neighbors(
+    y: tl.tensor, tile: tl.tensor, unit: tl.tensor, place: tl.tensor, WEIGHTED: tl.constexpr, EVEN: tl.constexpr,
+    FLAT: tl.constexpr, WIDE: tl.constexpr, LOOP: tl.constexpr, BN: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The samples nearest to y on both sides, and how many have their values."""
+    _, _, left, right = gap_around(y, tile, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
+    on_left, on_right = equal_to(left, tile), equal_to(right, tile)
+    if LOOP:
+        for at in range(BN, place[3], BN):
+            part = fetch_scaled(place, at, unit, WEIGHTED, EVEN, FLAT, WIDE, BN)
+            on_left += equal_to(left, part)
+            on_right += equal_to(right, part)
+    return left, right, on_left, on_right
 
 
 @triton.jit
@@ -53,51 +105,26 @@ def backward_kernel(
     number = row_numbers(WIDE, BR)
     live = number < rows
     row = tl.where(live, number, 0)
-    if RAGGED:
-        begin = tl.load(offsets + row // columns).to(tl.int64)
-        n = (tl.load(offsets + row // columns + 1).to(tl.int64) - begin).to(tl.int32)
-        start = begin * columns + row % columns
-        x_row, w_row, out_row, dw_row = x_pointer + start, w_pointer + start, share_pointer + start, dw_pointer + start
-    else:
-        n = tl.zeros([BR, 1], tl.int32) + taps
-        x_row = x_pointer + row_offset(row, r1, r2, r3, x0, x1, x2, x3)
-        w_row = w_pointer + row_offset(row, r1, r2, r3, w0, w1, w2, w3)
-        out = row_offset(row, r1, r2, r3, o0, o1, o2, o3)
-        out_row, dw_row = share_pointer + out, dw_pointer + out
-    n = tl.where(live, n, 0)
-    longest = tl.max(tl.max(n, axis=1), axis=0)
-    c = tl.zeros([BR, 1], tl.float32) + c_number
-    if C_TENSOR:
-        c = tl.load(c_pointer + row_offset(row, r1, r2, r3, c0, c1, c2, c3)).to(tl.float32)
-    shape = tl.zeros([BR, 1], tl.float32) + shape_number
-    if SHAPE_TENSOR:
-        shape = tl.load(shape_pointer + row_offset(row, r1, r2, r3, a0, a1, a2, a3)).to(tl.float32)
-    shape = tl.minimum(tl.maximum(shape, -1e15), 1e15)
-    v = tl.load(v_pointer + row_offset(row, r1, r2, r3, v0, v1, v2, v3)).to(tl.float32)
+    sizes, x_taps, out_taps = (r1, r2, r3), (xs0, xs1), (os0, os1)
+    place = place_rows(
+        x_pointer, w_pointer, offsets, row, live, taps, inner, sizes, (x0, x1, x2, x3), (w0, w1, w2, w3), x_taps,
+        (ws0, ws1), columns, RAGGED, BR,
+    )  # fmt: skip
+    n, longest = place[2], place[3]
+    out = start_of(offsets, row, sizes, (o0, o1, o2, o3), columns, RAGGED)
+    c = parameter(c_pointer, c_number, row, sizes, (c0, c1, c2, c3), C_TENSOR, BR)
+    shape = parameter(shape_pointer, shape_number, row, sizes, (a0, a1, a2, a3), SHAPE_TENSOR, BR)
+    law = law_of(P, c, tl.minimum(tl.maximum(shape, -1e15), 1e15), 1e37)
+    v = tl.load(v_pointer + row_offset(row, sizes, (v0, v1, v2, v3))).to(tl.float32)
     given = tl.load(y_pointer + row)
-    y = bounded(given)
-    broken = given != given
-    held_c = tl.minimum(tl.maximum(c, 1e-36), 1e37)
-    over, far = 1.0 / held_c, tl.minimum(1e18 * held_c, 1.6e38)
-    if P == "welsch":
-        far = tl.minimum(1e4 * held_c, 1.6e38)
-    if P == "barron":
-        over = 1.0 / (held_c * tl.sqrt(tl.maximum(tl.abs(shape - 2.0), 1e-6)))
+    y, broken = bounded(given), given != given
     limit = 3.4028234663852886e38 / (8.0 * tl.maximum(n, 1).to(tl.float32))
+    unit = tl.full([BR, 1], 1.0, tl.float32)
 
-    x, w, inside = fetch(x_row, w_row, 0, n, inner, xs0, xs1, ws0, ws1, WEIGHTED, EVEN, FLAT, WIDE, BN)
-    x = bounded(x)
-    total, gains, moment, bend = moments(
-        P, y, x, w, inside, held_c, over, far, shape, limit, WEIGHTED, SHAPE_TENSOR and P == "barron"
+    tile = fetch_scaled(place, 0, unit, WEIGHTED, EVEN, FLAT, WIDE, BN)
+    total, gains, moment, bend = all_moments(
+        P, y, tile, law, limit, unit, place, SHAPE_TENSOR and P == "barron", WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN
     )
-    if LOOP:
-        for at in range(BN, longest, BN):
-            xt, wt, there = fetch(x_row, w_row, at, n, inner, xs0, xs1, ws0, ws1, WEIGHTED, EVEN, FLAT, WIDE, BN)
-            total1, gains1, moment1, bend1 = moments(
-                P, y, bounded(xt), wt, there, held_c, over, far, shape, limit, WEIGHTED,
-                SHAPE_TENSOR and P == "barron",
-            )  # fmt: skip
-            total, gains, moment, bend = total + total1, gains + gains1, moment + moment1, bend + bend1
     divisor = tl.maximum(total, gains * DAMPING)
     positive = tl.where(divisor > 0, divisor, 1.0)
     scale = tl.where(divisor > 0, v / positive, 0.0)
@@ -106,63 +133,28 @@ def backward_kernel(
     left, right = y, y
     on_left, on_right = tl.full([BR, 1], 1.0, tl.float32), tl.full([BR, 1], 1.0, tl.float32)
     if somewhere(by_middle & live):
-        _, _, left, right = gap_around(
-            y,
-            x,
-            w,
-            inside,
-            1.0,
-            x_row,
-            w_row,
-            n,
-            longest,
-            inner,
-            xs0,
-            xs1,
-            ws0,
-            ws1,
-            WEIGHTED,
-            EVEN,
-            FLAT,
-            WIDE,
-            LOOP,
-            BN,
-        )
-        on_left = tl.sum(tl.where(inside & (x == left), 1.0, 0.0), axis=1, keep_dims=True)
-        on_right = tl.sum(tl.where(inside & (x == right), 1.0, 0.0), axis=1, keep_dims=True)
-        if LOOP:
-            for at in range(BN, longest, BN):
-                xt, wt, there = fetch(x_row, w_row, at, n, inner, xs0, xs1, ws0, ws1, WEIGHTED, EVEN, FLAT, WIDE, BN)
-                xt = bounded(xt)
-                on_left += tl.sum(tl.where(there & (xt == left), 1.0, 0.0), axis=1, keep_dims=True)
-                on_right += tl.sum(tl.where(there & (xt == right), 1.0, 0.0), axis=1, keep_dims=True)
+        left, right, on_left, on_right = neighbors(y, tile, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
         pull = 0.5 * v * (tl.where(on_left > 0, y - left, 0.0) + tl.where(on_right > 0, y - right, 0.0))
         radius = tl.where(by_middle, pull, radius)
     if C_TENSOR:
-        radius = tl.where(broken, float("nan"), radius / c)
-        tl.store(dc_pointer + number, radius, mask=live)
+        tl.store(dc_pointer + number, tl.where(broken, float("nan"), radius / c), mask=live)
     if SHAPE_TENSOR:
         tl.store(dshape_pointer + number, tl.where(broken, float("nan"), -v * bend / positive), mask=live)
     on_left, on_right = tl.maximum(on_left, 1.0), tl.maximum(on_right, 1.0)
     for at in range(0, longest, BN):
         t = at + tl.arange(0, BN)[None, :]
-        xt, wt, there = x, w, inside
+        xt, wt, there = tile
         if LOOP:
-            xt, wt, there = fetch(x_row, w_row, at, n, inner, xs0, xs1, ws0, ws1, WEIGHTED, EVEN, FLAT, WIDE, BN)
-            xt = bounded(xt)
-        z = y - xt
-        psi, h, s = terms(P, z, held_c, over, far, shape)
-        if P == "barron":
-            h, s = tl.minimum(h, limit), tl.minimum(s, limit)
-            psi = s * z
+            xt, wt, there = fetch_scaled(place, at, unit, WEIGHTED, EVEN, FLAT, WIDE, BN)
+        psi, h, _s = held_terms(P, y - xt, law, limit)
         share = h * wt * scale if WEIGHTED else h * scale
         if P == "huber" or P == "absolute":
             halves = tl.where(xt == left, 0.5 / on_left, 0.0) + tl.where(xt == right, 0.5 / on_right, 0.0)
             share = tl.where(by_middle, v * halves, share)
         share = tl.where(there, tl.where(broken, float("nan"), share), 0.0)
-        where = tap_offset(t, inner, os0, os1, FLAT, WIDE)
-        tl.store(out_row + where, share.to(share_pointer.dtype.element_ty), mask=t < n)
+        where = out + tap_offset(t, inner, out_taps, FLAT, WIDE)
+        tl.store(share_pointer + where, share.to(share_pointer.dtype.element_ty), mask=t < n)
         if DW:
             dw = tl.where(by_middle, 0.0, -v * psi / positive)
             dw = tl.where(broken, float("nan"), dw)
-            tl.store(dw_row + where, dw.to(dw_pointer.dtype.element_ty), mask=t < n)
+            tl.store(dw_pointer + where, dw.to(dw_pointer.dtype.element_ty), mask=t < n)

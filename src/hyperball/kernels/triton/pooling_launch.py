@@ -37,13 +37,13 @@ def in_memory_order(view: Tensor, split: int) -> list[int]:
 
 def placed(tensor: Tensor, order: list[int]) -> Tensor:
     """The row dimensions in this order; taps stay behind them."""
-    return tensor.permute(*order, *range(len(order), tensor.dim()))
+    return tensor.permute([*order, *range(len(order), tensor.dim())])
 
 
 def put_back(tensor: Tensor, order: list[int]) -> Tensor:
     """The inverse of `placed`."""
     inverse = [order.index(d) for d in range(len(order))]
-    return tensor.permute(*inverse, *range(len(order), tensor.dim()))
+    return tensor.permute([*inverse, *range(len(order), tensor.dim())])
 
 
 class Rows(NamedTuple):
@@ -101,23 +101,27 @@ def parameters(rows: Rows, c: Parameter, shape: Parameter, fill: Tensor) -> tupl
 
 
 def settings(
-    penalty: str, weighted: bool, c: Parameter, shape: Parameter, rows: int, n: int | None, flat: bool, wide: bool,
-    tile: Tile,
-) -> dict[str, Any]:  # fmt: skip
-    """The constants of a launch; n is None where rows are ragged."""
+    penalty: str, weighted: bool, c: Parameter, shape: Parameter, n: int | None, flat: bool, wide: bool, tile: Tile
+) -> dict[str, Any]:
+    """The constants of a launch; n is None where rows are ragged.
+
+    No product is fused into a sum: where a lane holds one sample, the two lanes that add their products would round
+    differently, decide differently whether a row is solved, and leave each other in the loop.
+    """
     return {
         "P": penalty,
         "WEIGHTED": weighted,
         "C_TENSOR": isinstance(c, Tensor),
         "SHAPE_TENSOR": isinstance(shape, Tensor),
         "RAGGED": n is None,
-        "EVEN": n == tile.BN and rows % tile.BR == 0,
+        "EVEN": n == tile.BN,
         "FLAT": flat,
         "WIDE": wide,
         "LOOP": tile.loop,
         "BR": tile.BR,
         "BN": tile.BN,
         "num_warps": tile.warps,
+        "enable_fp_fusion": False,
     }
 
 
@@ -132,7 +136,7 @@ def pool(
     if y.numel():
         where, x, w = rows.layout, rows.views[0], rows.views[-1]
         pointers, strides = parameters(rows, c, shape, x)
-        tile = tile_for(rows.n, y.numel(), where.row_contiguous(), weights is not None or penalty == "barron")
+        tile = tile_for(rows.n, where.row_contiguous(), weights is not None or penalty == "barron")
         last = len(rows.views) - 1
         with on_device(view):
             pooling.forward_kernel[-(-y.numel() // tile.BR),](
@@ -140,7 +144,7 @@ def pool(
                 *where.row_sizes(), *where.row_strides(0), *where.tap_strides(0), *where.row_strides(last),
                 *where.tap_strides(last), *strides, 1,
                 **settings(
-                    penalty, weights is not None, c, shape, y.numel(), rows.n, where.flat,
+                    penalty, weights is not None, c, shape, rows.n, where.flat,
                     where.is_wide(len(rows.views)), tile,
                 ),
             )  # fmt: skip
@@ -179,7 +183,7 @@ def pull(
     if y.numel():
         where, x, w = rows.layout, rows.views[0], rows.views[len(rows.views) - 2]
         pointers, strides = parameters(rows, c, shape, x)
-        tile = tile_for(rows.n, y.numel(), where.row_contiguous(), weights is not None or penalty == "barron")
+        tile = tile_for(rows.n, where.row_contiguous(), weights is not None or penalty == "barron")
         held, last = len(rows.views) - 2, len(rows.views) - 1
         total = len(rows.views) + len(per_row) - 1
         with on_device(view):
@@ -191,7 +195,7 @@ def pull(
                 *where.tap_strides(held), *strides, *where.row_strides(last), *where.tap_strides(last),
                 *where.row_strides(total), 1, DW=of_weights,
                 **settings(
-                    penalty, weights is not None, c, shape, y.numel(), rows.n, where.flat,
+                    penalty, weights is not None, c, shape, rows.n, where.flat,
                     where.is_wide(len(rows.views)), tile,
                 ),
             )  # fmt: skip
@@ -236,7 +240,7 @@ def pool_segments(
             pooling.forward_kernel[-(-y.numel() // tile.BR),](
                 x, held, *pointers, offsets, y, steps, *numbers_of(c, shape), y.numel(), 0, 1,
                 *rows.layout.row_sizes(), 0, 0, 0, 0, *step, 0, 0, 0, 0, *step, *strides, x.shape[1],
-                **settings(penalty, weights is not None, c, shape, y.numel(), None, True, x.numel() >= 2**31, tile),
+                **settings(penalty, weights is not None, c, shape, None, True, x.numel() >= 2**31, tile),
             )  # fmt: skip
     return y, steps
 
@@ -262,6 +266,6 @@ def pull_segments(
                 seen if dc is None else dc, seen if dshape is None else dshape, *numbers_of(c, shape), y.numel(), 0, 1,
                 *rows.layout.row_sizes(), *none, *step, *none, *step, *strides, *none, *step,
                 *rows.layout.row_strides(len(rows.per_row) - 1), x.shape[1], DW=of_weights,
-                **settings(penalty, weights is not None, c, shape, y.numel(), None, True, x.numel() >= 2**31, tile),
+                **settings(penalty, weights is not None, c, shape, None, True, x.numel() >= 2**31, tile),
             )  # fmt: skip
     return Pulled(out, dw, dc, dshape)

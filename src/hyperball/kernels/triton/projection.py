@@ -23,14 +23,12 @@ def sign_of(x: tl.tensor) -> tl.tensor:
 
 @triton.jit
 def fetch(
-    pointer: tl.tensor, row: tl.tensor, live: tl.tensor, t: tl.tensor, taps: tl.tensor, inner: tl.tensor,
-    r1: tl.tensor, r2: tl.tensor, r3: tl.tensor, s0: tl.tensor, s1: tl.tensor, s2: tl.tensor, s3: tl.tensor,
-    t0: tl.tensor, t1: tl.tensor, FLAT: tl.constexpr, WIDE: tl.constexpr,
+    pointer: tl.tensor, row: tl.tensor, inside: tl.tensor, t: tl.tensor, inner: tl.tensor, sizes: tl.tensor,
+    row_strides: tl.tensor, tap_strides: tl.tensor, FLAT: tl.constexpr, WIDE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """The rows in float32, 0 where there is no sample."""
-    start = pointer + row_offset(row, r1, r2, r3, s0, s1, s2, s3)
-    where = tap_offset(t, inner, t0, t1, FLAT, WIDE)
-    return tl.load(start + where, mask=live & (t < taps), other=0.0).to(tl.float32)
+    where = row_offset(row, sizes, row_strides) + tap_offset(t, inner, tap_strides, FLAT, WIDE)
+    return tl.load(pointer + where, mask=inside, other=0.0).to(tl.float32)
 
 
 @triton.jit
@@ -93,9 +91,9 @@ def forward_kernel(
     live = number < rows
     row = tl.where(live, number, 0)
     t = tl.arange(0, BN)[None, :]
-    inside = live & (t < taps)
-    x = fetch(x_pointer, row, live, t, taps, inner, r1, r2, r3, x0, x1, x2, x3, xs0, xs1, FLAT, WIDE)
-    r = tl.load(r_pointer + row_offset(row, r1, r2, r3, c0, c1, c2, c3)).to(tl.float32)
+    inside, sizes = live & (t < taps), (r1, r2, r3)
+    x = fetch(x_pointer, row, inside, t, inner, sizes, (x0, x1, x2, x3), (xs0, xs1), FLAT, WIDE)
+    r = tl.load(r_pointer + row_offset(row, sizes, (c0, c1, c2, c3))).to(tl.float32)
     if KIND == "linf_ball" or KIND == "linf_sphere":
         y = tl.where(x > r, r, tl.where(x < -r, -r, x))
         if KIND == "linf_sphere":
@@ -124,7 +122,7 @@ def forward_kernel(
             tl.store(cut_pointer + 2 * number + 1, step, mask=live)
         y = tl.where(odd, float("nan"), y)
     y = tl.where(r > 0, y, float("nan"))
-    where = row_offset(row, r1, r2, r3, y0, y1, y2, y3) + tap_offset(t, inner, ys0, ys1, FLAT, WIDE)
+    where = row_offset(row, sizes, (y0, y1, y2, y3)) + tap_offset(t, inner, (ys0, ys1), FLAT, WIDE)
     tl.store(y_pointer + where, y.to(y_pointer.dtype.element_ty), mask=inside)
 
 
@@ -143,10 +141,10 @@ def backward_kernel(
     live = number < rows
     row = tl.where(live, number, 0)
     t = tl.arange(0, BN)[None, :]
-    inside = live & (t < taps)
-    v = fetch(v_pointer, row, live, t, taps, inner, r1, r2, r3, v0, v1, v2, v3, vs0, vs1, FLAT, WIDE)
-    x = fetch(x_pointer, row, live, t, taps, inner, r1, r2, r3, x0, x1, x2, x3, xs0, xs1, FLAT, WIDE)
-    r = tl.load(r_pointer + row_offset(row, r1, r2, r3, c0, c1, c2, c3)).to(tl.float32)
+    inside, sizes = live & (t < taps), (r1, r2, r3)
+    v = fetch(v_pointer, row, inside, t, inner, sizes, (v0, v1, v2, v3), (vs0, vs1), FLAT, WIDE)
+    x = fetch(x_pointer, row, inside, t, inner, sizes, (x0, x1, x2, x3), (xs0, xs1), FLAT, WIDE)
+    r = tl.load(r_pointer + row_offset(row, sizes, (c0, c1, c2, c3))).to(tl.float32)
     if KIND == "linf_ball" or KIND == "linf_sphere":
         pinned = tl.where(x == x, tl.where(tl.abs(x) > r, 1.0, 0.0), x)
         if KIND == "linf_sphere":
@@ -181,6 +179,6 @@ def backward_kernel(
                 kept = tl.sum(size, axis=1, keep_dims=True) <= r
                 dx, dr = tl.where(kept, v, dx), tl.where(kept, 0.0, dr)
         dx, dr = tl.where(odd, float("nan"), dx), tl.where(odd, float("nan"), dr)
-    where = row_offset(row, r1, r2, r3, d0, d1, d2, d3) + tap_offset(t, inner, ds0, ds1, FLAT, WIDE)
+    where = row_offset(row, sizes, (d0, d1, d2, d3)) + tap_offset(t, inner, (ds0, ds1), FLAT, WIDE)
     tl.store(dx_pointer + where, dx.to(dx_pointer.dtype.element_ty), mask=inside)
     tl.store(dr_pointer + number, dr, mask=live)

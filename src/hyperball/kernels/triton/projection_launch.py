@@ -25,8 +25,8 @@ def radius_of_rows(radius: Tensor, x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return rows.expand(taps_last(x, dims).shape[: x.dim() - len(dims)])
 
 
-def tile_of(rows: Rows, count: int) -> Tile:
-    return tile_for(rows.n, count, rows.layout.row_contiguous(), False)
+def tile_of(rows: Rows) -> Tile:
+    return tile_for(rows.n, rows.layout.row_contiguous(), False)
 
 
 def project(x: Tensor, radius: Tensor, kind: str, dims: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -38,13 +38,13 @@ def project(x: Tensor, radius: Tensor, kind: str, dims: tuple[int, ...]) -> tupl
     cut = torch.empty(*rows.shape, width, dtype=torch.float32, device=x.device)
     count, where = rows.shape.numel(), rows.layout
     if count:
-        tile = tile_of(rows, count)
+        tile = tile_of(rows)
         with on_device(x):
             projection.forward_kernel[-(-count // tile.BR),](
                 rows.views[0], rows.per_row[0], rows.views[1], cut if width else rows.views[1], count, rows.n,
                 where.inner, *where.row_sizes(), *where.row_strides(0), *where.tap_strides(0), *where.row_strides(1),
                 *where.tap_strides(1), *where.row_strides(2), KIND=kind, FLAT=where.flat, WIDE=where.is_wide(2),
-                BR=tile.BR, BN=tile.BN, num_warps=tile.warps,
+                BR=tile.BR, BN=tile.BN, num_warps=tile.warps, enable_fp_fusion=False,
             )  # fmt: skip
     if rows.views[1].data_ptr() != y.data_ptr():  # too many strides: the kernel wrote a copy
         taps_last(y, dims).copy_(put_back(rows.views[1], rows.order))
@@ -60,14 +60,14 @@ def pull(v: Tensor, x: Tensor, radius: Tensor, cut: Tensor, kind: str, dims: tup
     held = placed(cut, rows.order).contiguous()
     where = rows.layout
     if dr.numel():
-        tile = tile_of(rows, dr.numel())
+        tile = tile_of(rows)
         with on_device(x):
             projection.backward_kernel[-(-dr.numel() // tile.BR),](
                 rows.views[1], rows.views[0], rows.per_row[0], held if held.numel() else dr, rows.views[2], dr,
                 dr.numel(), rows.n, where.inner, *where.row_sizes(), *where.row_strides(1), *where.tap_strides(1),
                 *where.row_strides(0), *where.tap_strides(0), *where.row_strides(2), *where.tap_strides(2),
                 *where.row_strides(3), KIND=kind, FLAT=where.flat, WIDE=where.is_wide(3), BR=tile.BR, BN=tile.BN,
-                num_warps=tile.warps,
+                num_warps=tile.warps, enable_fp_fusion=False,
             )  # fmt: skip
     if rows.views[2].data_ptr() != dx.data_ptr():
         taps_last(dx, dims).copy_(put_back(rows.views[2], rows.order))

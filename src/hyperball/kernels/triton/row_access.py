@@ -85,7 +85,10 @@ def layout(views: Sequence[Tensor], per_row: Sequence[Tensor], split: int) -> La
     shape = views[0].shape
     strides = [view.stride() for view in views]
     rows = [stride[:split] for stride in strides] + [tensor.stride() for tensor in per_row]
-    row_levels = padded(collapse(shape[:split], rows), ROW_LEVELS, len(rows))
+    # A row alone is described as the first of three: a size of 1 and a stride of 0 would be constants, by which Triton
+    # lays out a tile and so orders its sums.
+    alone = Level(3, (shape[split:].numel(),) * len(views) + (0,) * len(per_row))
+    row_levels = padded(collapse(shape[:split], rows) or [alone], ROW_LEVELS, len(rows))
     tap_levels = padded(collapse(shape[split:], [stride[split:] for stride in strides]), TAP_LEVELS, len(strides))
     return None if row_levels is None or tap_levels is None else Layout(row_levels, tap_levels)
 
@@ -103,8 +106,8 @@ def power(n: int) -> int:
     return int(triton.next_power_of_2(max(int(n), 1)))
 
 
-def tile_for(n: int, rows: int, across: bool, heavy: bool) -> Tile:
-    """How many rows of n samples a program takes.
+def tile_for(n: int, across: bool, heavy: bool) -> Tile:
+    """How many rows of n samples a program takes, however many there are: a row is summed in one order in any batch.
 
     `across` says that neighboring rows are neighbors in memory, `heavy` that a sample needs many registers.
     """
@@ -114,7 +117,6 @@ def tile_for(n: int, rows: int, across: bool, heavy: bool) -> Tile:
     height = 8 if across else max(1, 128 // width)
     while height > 1 and height * width > 32768:
         height //= 2
-    height = min(height, power(rows))
     each = 512 if heavy or across else 1024  # samples a warp
     return Tile(height, width, max(1, min(16, height * width // each)), False)
 
@@ -129,11 +131,10 @@ def row_numbers(WIDE: tl.constexpr, BR: tl.constexpr) -> tl.tensor:
 
 
 @triton.jit
-def row_offset(
-    row: tl.tensor, r1: tl.tensor, r2: tl.tensor, r3: tl.tensor, s0: tl.tensor, s1: tl.tensor, s2: tl.tensor,
-    s3: tl.tensor,
-) -> tl.tensor:  # fmt: skip
-    """Where row number `row` begins, in 64 bits."""
+def row_offset(row: tl.tensor, sizes: tl.tensor, strides: tl.tensor) -> tl.tensor:
+    """Where row number `row` begins, in 64 bits, from the sizes of the inner row levels and the strides of all."""
+    r1, r2, r3 = sizes
+    s0, s1, s2, s3 = strides
     inner = row // r3
     middle = inner // r2
     first = (row % r3).to(tl.int64) * s3 + (inner % r2).to(tl.int64) * s2
@@ -142,9 +143,10 @@ def row_offset(
 
 @triton.jit
 def tap_offset(
-    t: tl.tensor, inner: tl.tensor, s0: tl.tensor, s1: tl.tensor, FLAT: tl.constexpr, WIDE: tl.constexpr
-) -> tl.tensor:
-    """Where sample t of a row lies behind its beginning."""
+    t: tl.tensor, inner: tl.tensor, strides: tl.tensor, FLAT: tl.constexpr, WIDE: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """Where sample t of a row lies behind its beginning, from the strides of both tap levels."""
+    s0, s1 = strides
     if WIDE:
         t = t.to(tl.int64)
     if FLAT:

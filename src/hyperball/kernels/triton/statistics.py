@@ -11,6 +11,41 @@ from hyperball.kernels.triton.rows import inverse
 
 
 @triton.jit
+def own_channels(C: tl.constexpr, PARTS: tl.constexpr, BC: tl.constexpr) -> tl.tensor:
+    """This program's group, its part of the group's channels, which of these there are, and their numbers."""
+    group, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
+    real = part * BC + tl.arange(0, BC) < C
+    return group, part, real, group * C + part * BC + tl.arange(0, BC)
+
+
+@triton.jit
+def tile_of(
+    tile: tl.tensor, rows: tl.tensor, at: tl.tensor, real: tl.tensor, OUT: tl.constexpr, BM: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """The rows of a tile, which of them there are, its mask and where it lies."""
+    row = tl.cast(tile, tl.int64) * BM + tl.arange(0, BM)
+    inside = row < rows
+    return row, inside, inside[:, None] & real[None, :], row[:, None] * OUT + at[None, :]
+
+
+@triton.jit
+def responses(
+    y: tl.tensor, n: tl.tensor, spot: tl.tensor, group: tl.tensor, q: tl.tensor, slopes: tl.tensor, turns: tl.tensor,
+    lift: tl.tensor, GROUPS: tl.constexpr, ROW: tl.constexpr, ANG: tl.constexpr, PIECES: tl.constexpr,
+    TURNS: tl.constexpr, ROOT_EPS: tl.constexpr, EPS: tl.constexpr, FACTOR: tl.constexpr, STRETCH: tl.constexpr,
+    LIFT: tl.constexpr, FAST: tl.constexpr, EVEN: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """What the convolution gave at `spot`, a tile's (rows, inside, mask, where), the lengths, and the `response`."""
+    row, inside, mask, where = spot
+    value = raised(fetch(y, where, mask, EVEN), lift, LIFT)
+    length = fetch(n, row * GROUPS + group, inside, EVEN)[:, None]
+    f, s, h1, c, g, g1 = response(
+        value, length, q, slopes, turns, ROW, ANG, PIECES, TURNS, ROOT_EPS, EPS, FACTOR, STRETCH, FAST
+    )
+    return value, length, f, s, h1, c, g, g1
+
+
+@triton.jit
 def statistics_kernel(
     y: tl.tensor, n: tl.tensor, p: tl.tensor, factor: tl.tensor, stretch: tl.tensor, scalars: tl.tensor,
     slopes: tl.tensor, turns: tl.tensor, means: tl.tensor, squares: tl.tensor, rows: tl.tensor, tiles: tl.tensor,
@@ -21,9 +56,7 @@ def statistics_kernel(
     EVEN: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ) -> None:  # fmt: skip
     """By program and channel: the mean of f and Σ (f - mean)² over its rows, summed about the first tile's mean."""
-    group, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
-    real = part * BC + tl.arange(0, BC) < C
-    at = group * C + part * BC + tl.arange(0, BC)
+    group, _part, real, at = own_channels(C, PARTS, BC)
     OUT: tl.constexpr = GROUPS * C
     q = operator_tiles(p, factor, stretch, at, real, OUT, ALPHA, BETA, RHO, SHAPE, BEND, FACTOR, STRETCH)
     lift = lift_of(scalars, LIFT)
@@ -31,14 +64,11 @@ def statistics_kernel(
     base = tl.zeros([1, BC], tl.float32)
     plain, square = tl.zeros([BM, BC], tl.float32), tl.zeros([BM, BC], tl.float32)
     for tile in range(first, tl.minimum(first + tiles, tl.cdiv(rows, BM))):
-        row = tl.cast(tile, tl.int64) * BM + tl.arange(0, BM)
-        inside = row < rows
-        mask = inside[:, None] & real[None, :]
-        value = raised(fetch(y, row[:, None] * OUT + at[None, :], mask, EVEN), lift, LIFT)
-        length = fetch(n, row * GROUPS + group, inside, EVEN)[:, None]
-        f, _s, _h1, _c, _g, _g1 = response(
-            value, length, q, slopes, turns, ROW, ANG, PIECES, TURNS, ROOT_EPS, EPS, FACTOR, STRETCH, FAST
-        )
+        row, inside, mask, where = tile_of(tile, rows, at, real, OUT, BM)
+        _value, _length, f, _s, _h1, _c, _g, _g1 = responses(
+            y, n, (row, inside, mask, where), group, q, slopes, turns, lift, GROUPS, ROW, ANG, PIECES, TURNS, ROOT_EPS,
+            EPS, FACTOR, STRETCH, LIFT, FAST, EVEN,
+        )  # fmt: skip
         if tile == first:
             base = (tl.sum(f, axis=0) / tl.maximum(tl.sum(tl.where(inside, 1.0, 0.0), axis=0), 1.0))[None, :]
         away = f - base
@@ -151,9 +181,7 @@ def reduce_kernel(
     WRITE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ) -> None:  # fmt: skip
     """By program and channel: Σ g, Σ g·(f - mean) and PReLU's Σ dx'·min(z, 0); g itself where WRITE."""
-    group, part = tl.program_id(0) // PARTS, tl.program_id(0) % PARTS
-    real = part * BC + tl.arange(0, BC) < C
-    at = group * C + part * BC + tl.arange(0, BC)
+    group, _part, real, at = own_channels(C, PARTS, BC)
     OUT: tl.constexpr = GROUPS * C
     q = operator_tiles(p, factor, stretch, at, real, OUT, ALPHA, BETA, RHO, SHAPE, BEND, FACTOR, STRETCH)
     mean, slope = channel_tile(stats, at, real, True), leak_tile(leak, at, real, ACT, LEAK)
@@ -163,15 +191,11 @@ def reduce_kernel(
     plain, cross = tl.zeros([BM, BC], tl.float32), tl.zeros([BM, BC], tl.float32)
     leaks = tl.zeros([BC], tl.float32)
     for tile in range(first, tl.minimum(first + tiles, tl.cdiv(rows, BM))):
-        row = tl.cast(tile, tl.int64) * BM + tl.arange(0, BM)
-        inside = row < rows
-        mask = inside[:, None] & real[None, :]
-        where = row[:, None] * OUT + at[None, :]
-        value = raised(fetch(y, where, mask, EVEN), lift, LIFT)
-        length = fetch(n, row * GROUPS + group, inside, EVEN)[:, None]
-        f, _s, _h1, _c, _g, _g1 = response(
-            value, length, q, slopes, turns, ROW, ANG, PIECES, TURNS, ROOT_EPS, EPS, FACTOR, STRETCH, FAST
-        )
+        row, inside, mask, where = tile_of(tile, rows, at, real, OUT, BM)
+        _value, _length, f, _s, _h1, _c, _g, _g1 = responses(
+            y, n, (row, inside, mask, where), group, q, slopes, turns, lift, GROUPS, ROW, ANG, PIECES, TURNS, ROOT_EPS,
+            EPS, FACTOR, STRETCH, LIFT, FAST, EVEN,
+        )  # fmt: skip
         g, z = incoming(v, source, r, dr, f, a, b, slope, where, mask, row, inside, ACT, SOURCE, LENGTHS, EVEN)
         if ACT == "prelu":
             leaks += tl.sum(tl.where(z <= 0, g * z, 0.0), axis=0)

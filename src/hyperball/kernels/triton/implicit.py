@@ -1,0 +1,263 @@
+"""Convolutions of stride 1 as implicit GEMMs, whose epilogue is the decoupled one: f, or dx = dgrad(dy) + x·T.
+
+A program computes BB images by BH rows by BW columns of its output, and NB blocks of BO channels of these. Tiles are
+fetched by tensor descriptors, which give zeros outside of the map; channels are the rows of the products, [BO, BM].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+from triton.tools.tensor_descriptor import TensorDescriptor
+
+from hyperball.kernels.triton.call import Direct, Launch, handles, ordered
+from hyperball.kernels.triton.epilogue import lift_of, operator_tiles, raised, response
+from hyperball.kernels.triton.implicit_choice import Box, Tile, box
+
+View = tuple[list[int], list[int], list[int]]  # shape, strides and block of a descriptor
+
+
+@triton.jit
+def corner(
+    H: tl.tensor, W: tl.tensor, BB: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr
+) -> tl.tensor:  # fmt: skip
+    """The first image, row and column of this program."""
+    place = tl.program_id(1)
+    across, down = tl.cdiv(W, BW), tl.cdiv(H, BH)
+    w, place = place % across * BW, place // across
+    return place // down * BB, place % down * BH, w
+
+
+@triton.jit
+def products(
+    inputs: tl.tensor, filters: tl.tensor, first: tl.tensor, b: tl.tensor, h: tl.tensor, w: tl.tensor,
+    IN: tl.constexpr, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STEP_H: tl.constexpr,
+    STEP_W: tl.constexpr, BACKWARD: tl.constexpr, BM: tl.constexpr, BO: tl.constexpr, NB: tl.constexpr,
+    BK: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """[BO, BM] by block: Σ filters[tap]·inputs[b, h + STEP_H·tap_h, w + STEP_W·tap_w], over taps and IN channels.
+
+    Filters are [O, taps·C], contracted over C forward and over O backward.
+    """
+    PARTS: tl.constexpr = (IN + BK - 1) // BK
+    accs = ()
+    for _ in tl.static_range(NB):
+        accs = accs + (tl.zeros([BO, BM], tl.float32),)  # type: ignore[assignment]  # noqa: RUF005
+    for step in range(KH * KW * PARTS):
+        tap, k = step // PARTS, step % PARTS * BK
+        tile = inputs.load([b, h + tap // KW * STEP_H, w + tap % KW * STEP_W, k]).reshape(BM, BK).T
+        made = ()
+        for block in tl.static_range(NB):
+            if BACKWARD:
+                rows = filters.load([k, tap * C + first + block * BO]).T
+            else:
+                rows = filters.load([first + block * BO, tap * IN + k])
+            made = made + (tl.dot(rows, tile, accs[block], input_precision="ieee"),)  # type: ignore[assignment]  # noqa: RUF005
+        accs = made
+    return accs
+
+
+@triton.jit
+def positions_of(
+    b: tl.tensor, h: tl.tensor, w: tl.tensor, images: tl.tensor, H: tl.tensor, W: tl.tensor, BB: tl.constexpr,
+    BH: tl.constexpr, BW: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """The positions of a box, and which of them are on the map."""
+    row = tl.arange(0, BB * BH * BW)
+    image, down, across = b + row // (BH * BW), h + row // BW % BH, w + row % BW
+    return (image.to(tl.int64) * H + down) * W + across, (image < images) & (down < H) & (across < W)
+
+
+@triton.jit
+def implicit_forward_kernel(
+    inputs: tl.tensor, filters: tl.tensor, f: tl.tensor, y: tl.tensor, n: tl.tensor, p: tl.tensor, factor: tl.tensor,
+    stretch: tl.tensor, scalars: tl.tensor, slopes: tl.tensor, turns: tl.tensor, images: tl.tensor, H: tl.tensor,
+    W: tl.tensor, IN: tl.constexpr, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STEP_H: tl.constexpr,
+    STEP_W: tl.constexpr, FIRST_H: tl.constexpr, FIRST_W: tl.constexpr, ROW: tl.constexpr,
+    ANG: tl.constexpr, PIECES: tl.constexpr, TURNS: tl.constexpr, ROOT_EPS: tl.constexpr, EPS: tl.constexpr,
+    ALPHA: tl.constexpr, BETA: tl.constexpr, RHO: tl.constexpr, SHAPE: tl.constexpr, BEND: tl.constexpr,
+    FACTOR: tl.constexpr, STRETCH: tl.constexpr, LIFT: tl.constexpr, FAST: tl.constexpr, BB: tl.constexpr,
+    BH: tl.constexpr, BW: tl.constexpr, BO: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr,
+) -> None:  # fmt: skip
+    """y = conv(inputs), and f = g(n, y) of y as it is stored."""
+    first = tl.program_id(0) * (NB * BO)
+    b, h, w = corner(H, W, BB, BH, BW)
+    accs = products(
+        inputs, filters, first, b, h + FIRST_H, w + FIRST_W, IN, C, KH, KW, STEP_H, STEP_W, False, BB * BH * BW, BO,
+        NB, BK,
+    )  # fmt: skip
+    position, inside = positions_of(b, h, w, images, H, W, BB, BH, BW)
+    length = tl.load(n + position, mask=inside, other=0.0)[:, None]
+    lift = lift_of(scalars, LIFT)
+    for block in tl.static_range(NB):
+        at = first + block * BO + tl.arange(0, BO)
+        real = at < C
+        mask = inside[:, None] & real[None, :]
+        where = position[:, None] * C + at[None, :]
+        held = accs[block].T.to(f.dtype.element_ty)
+        tl.store(y + where, held, mask=mask)
+        q = operator_tiles(p, factor, stretch, at, real, C, ALPHA, BETA, RHO, SHAPE, BEND, FACTOR, STRETCH)
+        out, _s, _h1, _c, _g, _g1 = response(
+            raised(held.to(tl.float32), lift, LIFT), length, q, slopes, turns, ROW, ANG, PIECES, TURNS, ROOT_EPS, EPS,
+            FACTOR, STRETCH, FAST,
+        )  # fmt: skip
+        tl.store(f + where, out.to(f.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def implicit_backward_kernel(
+    inputs: tl.tensor, filters: tl.tensor, dx: tl.tensor, x: tl.tensor, along: tl.tensor, images: tl.tensor,
+    H: tl.tensor, W: tl.tensor, IN: tl.constexpr, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
+    STEP_H: tl.constexpr, STEP_W: tl.constexpr, FIRST_H: tl.constexpr, FIRST_W: tl.constexpr, BB: tl.constexpr,
+    BH: tl.constexpr, BW: tl.constexpr, BO: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr,
+) -> None:  # fmt: skip
+    """dx = dgrad(inputs) + x·T, with T in `along`; C are the channels of x, IN those of dy."""
+    first = tl.program_id(0) * (NB * BO)
+    b, h, w = corner(H, W, BB, BH, BW)
+    accs = products(
+        inputs, filters, first, b, h + FIRST_H, w + FIRST_W, IN, C, KH, KW, STEP_H, STEP_W, True, BB * BH * BW, BO,
+        NB, BK,
+    )  # fmt: skip
+    position, inside = positions_of(b, h, w, images, H, W, BB, BH, BW)
+    factor = tl.load(along + position, mask=inside, other=0.0)[:, None]
+    for block in tl.static_range(NB):
+        at = first + block * BO + tl.arange(0, BO)
+        mask = inside[:, None] & (at < C)[None, :]
+        where = position[:, None] * C + at[None, :]
+        value = tl.load(x + where, mask=mask, other=0.0).to(tl.float32)
+        # Rounded first, as two passes would: that halves what changes its layout.
+        held = accs[block].T.to(dx.dtype.element_ty).to(tl.float32)
+        tl.store(dx + where, (held + value * factor).to(dx.dtype.element_ty), mask=mask)
+
+
+class Described(Launch):
+    """A launch whose first two tensors are read by descriptors of these views."""
+
+    __slots__ = ("stages", "views")
+
+    def __init__(
+        self, kernel: Any, grid: tuple[int, int], rest: tuple[Any, ...], tile: Tile, views: tuple[View, View],
+        device: torch.device,
+    ) -> None:  # fmt: skip
+        super().__init__(kernel, grid, rest, tile.warps, device)
+        self.stages, self.views = tile.stages, views
+
+    def __call__(self, *tensors: Tensor) -> None:
+        tensors = (*[aligned(t) for t in tensors[:2]], *tensors[2:])
+        kinds: tuple[Any, ...] = tuple([tensor.dtype for tensor in tensors])
+        if any([tensor.data_ptr() & 15 for tensor in tensors]):
+            kinds += tuple([tensor.data_ptr() & 15 == 0 for tensor in tensors])
+        made = self.compiled.get(kinds)
+        if made is None:
+            self.first(kinds, tensors)
+            return
+        try:
+            DirectDescribed(self, made)(made[3](self.index), *[tensor.data_ptr() for tensor in tensors])
+        except (AttributeError, TypeError):  # a Triton whose launchers take other arguments: nothing was launched
+            self.compiled[kinds] = None
+            self.first(kinds, tensors)
+
+    def first(self, kinds: tuple[Any, ...], tensors: Sequence[Tensor]) -> None:
+        """Launch as Triton does, and keep what the next launch of such tensors needs."""
+        read = [TensorDescriptor(t, *view) for t, view in zip(tensors[:2], self.views, strict=True)]
+        arguments = (*read, *tensors[2:])
+        made = self.kernel[self.grid](*arguments, *self.rest, num_warps=self.warps, num_stages=self.stages)
+        if kinds not in self.compiled:
+            self.compiled[kinds] = handles(made, arguments, self.rest)
+
+    def direct(self, kinds: tuple[torch.dtype, ...]) -> DirectDescribed | None:
+        """The launch for addresses of such dtypes, all multiples of 16; None where it is not compiled."""
+        made = self.compiled.get(kinds)
+        return None if made is None else DirectDescribed(self, made)
+
+
+class DirectDescribed(Direct):
+    """A compiled launch, called with the stream and one address a tensor, the first two of which are described."""
+
+    __slots__ = ("views",)
+
+    def __init__(self, launch: Described, made: tuple[Any, ...]) -> None:
+        super().__init__(launch, made)
+        self.views = launch.views
+
+    def __call__(self, stream: int, *addresses: int) -> None:
+        (first, inputs), (second, filters) = zip(addresses[:2], self.views, strict=True)
+        read: Any = Description(first, *inputs), Description(second, *filters)
+        super().__call__(stream, *read, *addresses[2:])
+
+
+class Description:
+    """What Triton's launchers read of a descriptor, without a tensor."""
+
+    __slots__ = ("address", "block_shape", "padding", "shape", "strides")
+
+    def __init__(self, address: int, shape: list[int], strides: list[int], block: list[int]) -> None:
+        self.address, self.shape, self.strides, self.block_shape = address, shape, strides, block
+        self.padding = "zero"
+
+    @property
+    def base(self) -> Description:
+        return self
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+def aligned(t: Tensor) -> Tensor:
+    """t, or a copy where it does not begin at a multiple of 16 bytes, as what is described must."""
+    return t.clone() if t.data_ptr() & 15 else t
+
+
+def map_sizes(shape: Sequence[int], flat: bool) -> tuple[int, int, int]:
+    """Images, rows and columns; flat maps are one row."""
+    images, h, w = shape[0], shape[2], shape[3]
+    return (1, 1, images * h * w) if flat else (images, h, w)
+
+
+def launch_of(
+    kernel: Any, inputs: Sequence[int], output: Sequence[int], weight: Sequence[int], window: tuple[Any, ...],
+    tile: Tile, device: torch.device, constants: dict[str, Any],
+) -> Described:  # fmt: skip
+    """The launch of a kernel from maps of shape `inputs` to maps of shape `output`."""
+    backward = kernel is implicit_backward_kernel
+    taps, padding, dilation = tuple(weight[2:]), window[1], window[2]
+    sign = -1 if backward else 1
+    flat = taps == (1, 1) and not any(padding)
+    (n, h, w), sizes = map_sizes(inputs, flat), map_sizes(output, flat)
+    at: Box = box(tile.BM, *sizes)
+    c, channels, row = inputs[1], output[1], weight[1] * taps[0] * taps[1]
+    views: tuple[View, View] = (
+        ([n, h, w, c], [h * w * c, w * c, c, 1], [*at, tile.BK]),
+        ([weight[0], row], [row, 1], [tile.BK, tile.BO] if backward else [tile.BO, tile.BK]),
+    )
+    values = {
+        **constants, **at._asdict(), "images": sizes[0], "H": sizes[1], "W": sizes[2], "IN": c, "C": channels,
+        "KH": taps[0], "KW": taps[1], "STEP_H": sign * dilation[0], "STEP_W": sign * dilation[1],
+        "FIRST_H": -sign * padding[0], "FIRST_W": -sign * padding[1], "BO": tile.BO, "NB": tile.NB, "BK": tile.BK,
+    }  # fmt: skip
+    count = 1
+    for size, block in zip(sizes, at, strict=True):
+        count *= -(-size // block)
+    grid = (-(-channels // (tile.NB * tile.BO)), count)
+    rest = ordered(kernel, 5 if backward else 11, values)
+    return Described(kernel, grid, rest, tile, views, device)
+
+
+def forward_launch(
+    shape: Sequence[int], output: Sequence[int], weight: Sequence[int], window: tuple[Any, ...], tile: Tile, rule: Any
+) -> Described:
+    """The launch of y and f: of (x, filters, f, y, n, p, factor, stretch, scalars, slopes, turns)."""
+    return launch_of(implicit_forward_kernel, shape, output, weight, window, tile, rule.device, rule.constants)
+
+
+def backward_launch(
+    shape: Sequence[int], output: Sequence[int], weight: Sequence[int], window: tuple[Any, ...], tile: Tile,
+    device: torch.device,
+) -> Described:  # fmt: skip
+    """The launch of dx = dgrad(dy) + x·T: of (dy, filters, dx, x, T), for x of `shape` and y of `output`."""
+    return launch_of(implicit_backward_kernel, output, shape, weight, window, tile, device, {})
