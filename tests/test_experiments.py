@@ -25,7 +25,7 @@ from hyperball.experiments.reproduce import (
 )
 from hyperball.experiments.table import SCALES, Entry, Experiment, Reduction, published, slug
 from hyperball.experiments.tables import TABLES, TIMED, TRAINED, experiment, trained
-from hyperball.experiments.text import told_order
+from hyperball.experiments.text import spread, told_order
 from hyperball.training import Recipe, train
 from hyperball.training.record import Record
 
@@ -476,3 +476,17 @@ def test_a_record_with_odd_results_is_named_and_left_out(tiny, tmp_path, capsys)
     path.write_text(json.dumps(held))
     assert compare(tiny, jobs)[0].seeds == (1,)
     assert f"left out {path}: `results.best`" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("values", "diverged", "told"),
+    [
+        ([], 0, "–"),
+        ([], 2, "N/C"),
+        ([24.1], 0, "24.10"),
+        ([24.0, 24.2], 1, "24.10 ± 0.14 (1 N/C)"),
+        ([0.0, 0.0, 38.0], 0, "12.67 ± 21.94 {0.0, 0.0, 38.0}"),
+    ],
+)
+def test_seeds_that_lie_far_apart_are_told_one_by_one(values, diverged, told):
+    assert spread(values, diverged) == told
