@@ -54,6 +54,22 @@ def test_what_speaks_against_triton_is_said(e, dtype, attribute, reason, with_tr
     assert reason in choice.reason
 
 
+class Marked(torch.nn.Module):
+    """x + 1 where normalizing x would be Triton's, else x - 1."""
+
+    def forward(self, x):
+        return x + 1.0 if batch_norm_choice.is_triton(Estimator("huber"), x) else x - 1.0
+
+
+def test_a_compiled_graph_is_triton_s_and_an_exported_one_is_not(with_triton, monkeypatch):
+    monkeypatch.setattr(dispatch, "DEVICES", ("cpu",))
+    x = torch.zeros(3, 2)
+    assert torch.compile(Marked(), fullgraph=True, backend="eager")(x).eq(1.0).all()
+    for strict in (False, True):
+        assert torch.export.export(Marked(), (x,), strict=strict).module()(x).eq(-1.0).all()
+    assert torch.jit.trace(Marked(), (x,), check_trace=False)(x).eq(-1.0).all()
+
+
 def test_explain_says_the_kernel_of_the_layer_s_device(with_triton, monkeypatch):
     layer = hb.nn.RobustBatchNorm2d(4)
     assert hb.explain(layer)["kernel"].startswith("eager: torch's own operators")

@@ -479,7 +479,7 @@ def test_a_record_with_odd_results_is_named_and_left_out(tiny, tmp_path, capsys)
 
 
 @pytest.mark.parametrize(
-    ("values", "diverged", "told"),
+    "values, diverged, told",
     [
         ([], 0, "–"),
         ([], 2, "N/C"),

@@ -22,6 +22,7 @@ from hyperball.implicit.linear import Dense, apply
 from hyperball.implicit.problem import Problem
 from hyperball.implicit.solvers import Newton, Solver
 from hyperball.kernels.projection_solver import refuse_nested_forward
+from hyperball.kernels.reading import export_records
 
 STEPS = 16
 BLIND: ContextVar[bool] = ContextVar("BLIND", default=False)  # set while a graph is made by make_fx
@@ -32,7 +33,7 @@ Slope = Callable[[Tensor], Tensor]
 
 def is_traced() -> bool:
     """Whether values cannot be read: torch.compile, torch.export, or a transform of torch.func."""
-    if torch.compiler.is_compiling() or torch.compiler.is_exporting() or BLIND.get():
+    if torch.compiler.is_compiling() or export_records() or BLIND.get():
         return True
     stack = getattr(getattr(torch._C, "_functorch", None), "peek_interpreter_stack", None)
     return stack is not None and stack() is not None
@@ -40,7 +41,7 @@ def is_traced() -> bool:
 
 def leaves_graph(on_failure: str) -> bool:
     """Whether torch.compile may break its graph here, so that a failure can be told; with fullgraph=True it refuses."""
-    if on_failure == "ignore" or not torch.compiler.is_dynamo_compiling() or torch.compiler.is_exporting():
+    if on_failure == "ignore" or not torch.compiler.is_dynamo_compiling() or export_records():
         return False
     torch._dynamo.graph_break(
         msg="`on_failure` must be 'ignore' inside torch.compile(fullgraph=True): a failure cannot be told without "
@@ -54,7 +55,7 @@ def check_fixed(
 ) -> Newton:
     """The Newton that runs where the number of steps is fixed; refuses by name what cannot."""
     where = "inside torch.compile(fullgraph=True) and torch.func"
-    if torch.compiler.is_exporting():
+    if export_records():
         raise RuntimeError(
             "`argmin` cannot be exported as it is: torch.export does not trace derivatives; export the graph that "
             "hb.nn.Declarative.traced(x) makes"

@@ -13,20 +13,6 @@ EAGER = "torch's own operators and a hand-written implicit backward; it has no C
 FUSED = "Newton steps on a sample, then over all samples; two passes backward; statistics are those of one process"
 
 
-def export_records() -> bool:
-    """Whether torch.export is at work; traced by torch.compile, torch 2.11 would say so of itself."""
-    return bool(getattr(torch.compiler, "is_exporting", lambda: False)())
-
-
-# What torch.compiler.assume_constant_result sets, without its import of the compiler: torch answers as outside of it.
-export_records._dynamo_marked_constant = True  # type: ignore[attr-defined]
-
-
-def is_exporting() -> bool:
-    """Whether torch.export, the ONNX exporter or torch.jit.trace is recording, and not torch.compile alone."""
-    return export_records() if torch.compiler.is_compiling() else dispatch.is_exporting()
-
-
 def choose(e: Estimator, device: torch.device, dtype: torch.dtype, empty: bool = False) -> dispatch.Choice:
     """The kernel for an estimator and a tensor of this device and dtype: Triton's where nothing speaks against it."""
     if device.type not in dispatch.DEVICES:
@@ -34,7 +20,7 @@ def choose(e: Estimator, device: torch.device, dtype: torch.dtype, empty: bool =
     rules = (
         (dispatch.HAS_ROCM, "ROCm"),
         (not dispatch.HAS_TRITON, "triton is not installed"),
-        (is_exporting(), "exported graphs hold torch's own operators"),
+        (dispatch.is_exporting(), "exported graphs hold torch's own operators"),
         (dispatch.is_transformed(), "inside torch.func transforms"),
         (not e.convex, f"{e.name} is not convex: huber's estimates come first, then local steps"),
         (e.name not in TRITON, f"no Triton row for {e.name}"),

@@ -111,7 +111,7 @@ class JointMoments(Function):
     @staticmethod
     def forward(x: Tensor, c: Tensor, rows: Tensor, e: Estimator) -> tuple[Tensor, Tensor, Tensor]:
         found = joint_moments(x, c, e, rows)
-        return found.m, found.s, torch.stack(found.at)
+        return found.m, found.s, torch.stack(list(found.at))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
@@ -153,7 +153,7 @@ class LocalMoments(Function):
         x: Tensor, c: Tensor, m0: Tensor, s0: Tensor, rows: Tensor, e: Estimator
     ) -> tuple[Tensor, Tensor, Tensor]:
         found = local_moments(x, c, e, rows, m0, s0)
-        return found.m, found.s, torch.stack(found.at)
+        return found.m, found.s, torch.stack(list(found.at))
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:

@@ -244,7 +244,7 @@ def compiled_moments(x: Tensor, c: Tensor, e: Estimator, rows: Tensor) -> Locate
     found = refine(x, c, e, m, s)
     if e.group is not None:
         return found
-    m, s, at = settled_moments(x, c, found.m, found.s, torch.stack(found.at), found.settled, e.name, e.shape)
+    m, s, at = settled_moments(x, c, found.m, found.s, torch.stack(list(found.at)), found.settled, e.name, e.shape)
     return Located(m, s, Totals(*at.unbind(0)), found.settled)
 
 

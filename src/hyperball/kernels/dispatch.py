@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
+from hyperball.kernels.reading import export_records
 from hyperball.rows import AnyValue, Row, Value
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -138,9 +139,8 @@ def facts_of(x: Tensor, weight: Tensor, outputs: int, groups: int = 1, transpose
 
 
 def is_exporting() -> bool:
-    """Whether torch.export, the ONNX exporter or torch.jit.trace is recording."""
-    check = getattr(torch.compiler, "is_exporting", None)
-    return bool(check and check()) or (not torch.compiler.is_compiling() and bool(torch._C._get_tracing_state()))
+    """Whether torch.export, the ONNX exporter or torch.jit.trace is recording, and not torch.compile alone."""
+    return export_records() or (not torch.compiler.is_compiling() and bool(torch._C._get_tracing_state()))
 
 
 def is_transformed() -> bool:

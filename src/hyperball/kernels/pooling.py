@@ -17,7 +17,7 @@ from hyperball.kernels.pooling_choice import is_triton
 from hyperball.kernels.pooling_geometry import Along, Geometry
 from hyperball.kernels.pooling_gradient import Tangent, parameter_partials, tangent, weight_partial
 from hyperball.kernels.pooling_rows import is_convex, pool_rows
-from hyperball.kernels.reading import can_look, is_concrete, row_sum
+from hyperball.kernels.reading import can_look, export_records, is_concrete, row_sum
 from hyperball.radial import TABLE
 from hyperball.rows import Value, flatten, rebuild
 
@@ -346,7 +346,7 @@ RobustPool.forward.__signature__ = inspect.signature(RobustPool.forward)  # type
 
 def _as_one_node(value: Value, view: Tensor) -> bool:
     """Whether a compiled graph calls the solver as one operator: for the rows that Triton or pooling.c has."""
-    if not torch.compiler.is_compiling() or torch.compiler.is_exporting():
+    if not torch.compiler.is_compiling() or export_records():
         return False
     if is_triton(value, view.device, view.dtype):
         return True

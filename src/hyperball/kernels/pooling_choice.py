@@ -9,7 +9,7 @@ from torch import Tensor
 
 from hyperball.kernels import dispatch
 from hyperball.kernels import pooling_native as native
-from hyperball.kernels.reading import can_look
+from hyperball.kernels.reading import can_look, export_records
 from hyperball.rows import Value
 
 TRITON = ("quadratic", "huber", "pseudo_huber", "barron", "welsch", "absolute")  # those of triton/pooling_terms.py
@@ -23,7 +23,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 def choose(value: Value, device: torch.device, dtype: torch.dtype) -> tuple[str, str]:
     """("triton" | "native" | "eager", why) for rows of this device and dtype; the number of rows plays no part."""
-    if torch.compiler.is_exporting():
+    if export_records():
         return "eager", "an exported graph holds torch's own operators, with fixed trip counts"
     if device.type in dispatch.DEVICES:
         against = _against_triton(value, dtype)
@@ -42,7 +42,7 @@ def choose(value: Value, device: torch.device, dtype: torch.dtype) -> tuple[str,
 
 def is_triton(value: Value, device: torch.device, dtype: torch.dtype) -> bool:
     """Whether `choose` gives "triton": nothing is looked up on the disk, so that a compiler can trace it."""
-    there = device.type in dispatch.DEVICES and not torch.compiler.is_exporting()
+    there = device.type in dispatch.DEVICES and not export_records()
     return there and not _against_triton(value, dtype)
 
 

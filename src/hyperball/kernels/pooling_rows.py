@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hyperball.kernels.pooling_gradient import may_hold_somewhere
 from hyperball.kernels.pooling_solver import gain_and_curvature, solve
-from hyperball.kernels.reading import can_look, row_sum
+from hyperball.kernels.reading import can_look, export_records, row_sum
 from hyperball.rows import Value
 
 CONVEX_STEPS = 10  # fixed trip counts, chosen by tests/test_pooling_solver.py on rows with 0, 25 and 45 % outliers
@@ -153,7 +153,7 @@ def middle_samples(x: Tensor, weights: Tensor | None) -> Middle:
 
 def _count_up_to(ordered: Tensor, bounds: Tensor) -> Tensor:
     """How many of the sorted samples are ≤ each bound."""
-    if torch.compiler.is_exporting():  # searchsorted has no ONNX form
+    if export_records():  # searchsorted has no ONNX form
         return (ordered.unsqueeze(-2) <= bounds.unsqueeze(-1)).sum(-1)
     return torch.searchsorted(ordered.contiguous(), bounds.contiguous(), right=True)
 
@@ -192,7 +192,7 @@ def truncated(x: Tensor, weights: Tensor | None, c: Any) -> Tensor:
 
 
 def _count_below(ordered: Tensor, bounds: Tensor) -> Tensor:
-    if torch.compiler.is_exporting():
+    if export_records():
         return (ordered.unsqueeze(-2) < bounds.unsqueeze(-1)).sum(-1)
     return torch.searchsorted(ordered.contiguous(), bounds.contiguous(), right=False)
 

@@ -26,7 +26,7 @@ from hyperball.kernels.pooling import (
 )
 from hyperball.kernels.pooling_rows import CANDIDATES, is_convex, phi
 from hyperball.kernels.pooling_solver import gain_and_curvature
-from hyperball.kernels.reading import can_look, row_sum
+from hyperball.kernels.reading import can_look, export_records, row_sum
 from hyperball.rows import Value
 
 FIXED_STEPS = 20  # chosen by tests/test_pooling_segments.py on sets with 0, 25 and 45 % outliers
@@ -234,7 +234,7 @@ def solve_sets(x: Tensor, weights: Tensor | None, value: Value, tensors: Sequenc
     """(y, steps): the forward of both functions below."""
     dtype = compute_dtype(x.dtype)
     x, w = x.to(dtype), None if weights is None else weights.to(dtype)
-    if torch.compiler.is_compiling() and not torch.compiler.is_exporting():
+    if torch.compiler.is_compiling() and not export_records():
         held, rows = put_together(value, tensors), x[:, 0, 0]
         c, shape = on_rows(held.parameters["rho"], rows), on_rows(held.parameters.get("shape", 1.0), rows)
         found: tuple[Tensor, Tensor] = vectors_op(x, w, c, shape, held.name)

@@ -22,7 +22,7 @@ from torch.autograd.forward_ad import unpack_dual
 
 from hyperball.kernels import dispatch
 from hyperball.kernels.projection_solver import mass, solver_for
-from hyperball.kernels.reading import can_look, is_concrete, row_sum
+from hyperball.kernels.reading import can_look, export_records, is_concrete, row_sum
 
 BLOCK = 262_144  # elements a thread: what stays in its cache
 LONGEST = 8192  # elements of a row that a Triton program keeps in registers
@@ -271,7 +271,7 @@ def choose_kernel(device: torch.device, dtype: torch.dtype, length: int) -> disp
     rules = [
         (dispatch.HAS_ROCM, "ROCm"),
         (not dispatch.HAS_TRITON, "triton is not installed"),
-        (torch.compiler.is_exporting(), "exported graphs hold torch's own operators"),
+        (export_records(), "exported graphs hold torch's own operators"),
         (dtype not in dispatch.DTYPES, str(dtype).removeprefix("torch.")),
         (length > LONGEST, f"vectors of more than {LONGEST} elements"),
         (length == 0, "an empty input"),

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from hyperball.kernels.reading import can_look as can_look
-from hyperball.kernels.reading import row_sum
+from hyperball.kernels.reading import export_records, row_sum
 
 # Newton rounds, then bisection rounds. With h the mass above 1 and k the size of the support, each Newton round
 # divides h k <= n^2 by at least 4 and each bisection round halves h, so these reach the last bit of theta >= 1/k in
@@ -106,7 +106,7 @@ def solver_for(rows: Tensor) -> Callable[[Tensor], tuple[Tensor, Tensor, Tensor]
     that it may leave early. On CUDA the unrolled rounds become one kernel.
     """
     compiling = torch.compiler.is_compiling()
-    unrolled = torch.compiler.is_exporting() or (compiling and rows.device.type != "cpu")
+    unrolled = export_records() or (compiling and rows.device.type != "cpu")
     return threshold if unrolled or can_look(rows) else opaque_threshold
 
 

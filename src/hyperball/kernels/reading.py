@@ -38,3 +38,12 @@ def row_sum(rows: Tensor, *, keepdim: bool = False) -> Tensor:
         rest = [rows[..., whole:].sum(-1, keepdim=True)] if whole < rows.shape[-1] else []
         rows = torch.cat((chunks, *rest), -1)
     return rows.sum(-1, keepdim=keepdim)
+
+
+def export_records() -> bool:
+    """Whether torch.export is at work; traced by torch.compile, torch 2.11 would say so of itself."""
+    return bool(getattr(torch.compiler, "is_exporting", lambda: False)())
+
+
+# What torch.compiler.assume_constant_result sets, without its import of the compiler: torch answers as outside of it.
+export_records._dynamo_marked_constant = True  # type: ignore[attr-defined]
