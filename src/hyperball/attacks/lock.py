@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hyperball.attacks.journal import RecordError
+from hyperball.locks import locked
 
 
 @contextlib.contextmanager
@@ -18,7 +19,7 @@ def alone(record: Path | None) -> Iterator[None]:
         return
     record.parent.mkdir(parents=True, exist_ok=True)
     path = record.with_name(f".{record.name}.lock")
-    descriptor = _locked(path)
+    descriptor = locked(path)
     if descriptor is None:
         raise RecordError(f"another evaluation is writing {record}; wait for it, or write elsewhere")
     try:
@@ -26,20 +27,3 @@ def alone(record: Path | None) -> Iterator[None]:
     finally:
         path.unlink(missing_ok=True)
         os.close(descriptor)
-
-
-def _locked(path: Path) -> int | None:
-    """A descriptor that holds the lock, None where another one does."""
-    import fcntl  # not on every system, and only needed where a record is written
-
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
-        os.close(descriptor)  # whoever held it removed the file in between

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from hyperball.locks import locked
 from hyperball.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, saved_steps
 from hyperball.training.fields import RecipeError
 from hyperball.training.offender import NonFiniteError
@@ -67,7 +67,7 @@ def held(folder: Path, doing: str = "training into") -> Iterator[None]:
     What a killed training left of a checkpoint that it was writing is removed.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    descriptor = _locked(folder / LOCK)
+    descriptor = locked(folder / LOCK)
     if descriptor is None:
         raise CheckpointError(f"another process is {doing} {folder}; wait for it, or choose another folder")
     HELD.add(descriptor)
@@ -79,21 +79,6 @@ def held(folder: Path, doing: str = "training into") -> Iterator[None]:
         HELD.discard(descriptor)
         (folder / LOCK).unlink(missing_ok=True)
         os.close(descriptor)
-
-
-def _locked(path: Path) -> int | None:
-    """A descriptor that holds the lock, None where another one does."""
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            return None
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-                return descriptor
-        os.close(descriptor)  # whoever held it removed the file in between
 
 
 def _let_go() -> None:

@@ -20,6 +20,7 @@ from hyperball.kernels.triton.batch_norm_solve import (
     some,
 )
 from hyperball.kernels.triton.batch_norm_terms import advanced, begun, expectation, influence
+from hyperball.kernels.triton.maps import fetch
 
 LEAST = tl.constexpr(1e-3)  # the least curvature, as a share of the samples, that a derivative divides by
 
@@ -58,16 +59,6 @@ def tile_of(
         where = (image[:, None] * C + channel[None, :]) * length + at[None, :]
         mask = (image < images)[:, None] & (at < length)[None, :]
     return where, mask
-
-
-@triton.jit
-def fetch(start: tl.tensor, where: tl.tensor, mask: tl.tensor, EVEN: tl.constexpr) -> tl.tensor:
-    """A tile in float32; without a mask where nothing lies outside."""
-    if EVEN:
-        value = tl.load(start + where)
-    else:
-        value = tl.load(start + where, mask=mask, other=0.0)
-    return value.to(tl.float32)
 
 
 @triton.jit
