@@ -25,7 +25,6 @@ from hyperball.experiments.reproduce import (
 )
 from hyperball.experiments.table import SCALES, Entry, Experiment, Reduction, published, slug
 from hyperball.experiments.tables import TABLES, TIMED, TRAINED, experiment, trained
-from hyperball.experiments.text import spread, told_order
 from hyperball.training import Recipe, train
 from hyperball.training.record import Record
 
@@ -437,21 +436,6 @@ def test_the_controls_that_the_papers_lack_are_there():
 
 
 @pytest.mark.parametrize(
-    "cells, words",
-    [
-        ([("a", "x", 10.0, 20.0), ("b", "x", 12.0, 30.0), ("a", "y", 11.0, 25.0)], "2 of 2 pairs in a row or column"),
-        ([("a", "x", 13.0, 20.0), ("b", "x", 12.0, 30.0), ("a", "y", 14.0, 25.0)], "1 of 2 pairs"),
-        ([("a", "x", 13.0, 20.0), ("b", "x", 12.0, 20.9)], ""),
-        ([("a", "0 %", 13.0, 20.0), ("a", "90 %", 99.0, 90.0), ("b", "90 %", 98.0, 80.0)], "1 of 1 pairs"),
-        ([("a", "natural", 90.0, 85.0), ("a", "natural, fgsm", 4.0, 18.0)], ""),
-        ([("a", "x", 13.0, 20.0), ("b", "y", 1.0, 90.0)], ""),
-    ],
-)
-def test_the_order_of_cells_is_held_against_the_papers(cells, words):
-    assert told_order(cells).startswith(words) if words else told_order(cells) == ""
-
-
-@pytest.mark.parametrize(
     "results, reason",
     [
         ({"last": {"top1": 0.5}, "best": "x"}, "`results.best`: must map names to numbers, got 'x'"),
@@ -476,17 +460,3 @@ def test_a_record_with_odd_results_is_named_and_left_out(tiny, tmp_path, capsys)
     path.write_text(json.dumps(held))
     assert compare(tiny, jobs)[0].seeds == (1,)
     assert f"left out {path}: `results.best`" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    "values, diverged, told",
-    [
-        ([], 0, "–"),
-        ([], 2, "N/C"),
-        ([24.1], 0, "24.10"),
-        ([24.0, 24.2], 1, "24.10 ± 0.14 (1 N/C)"),
-        ([0.0, 0.0, 38.0], 0, "12.67 ± 21.94 {0.0, 0.0, 38.0}"),
-    ],
-)
-def test_seeds_that_lie_far_apart_are_told_one_by_one(values, diverged, told):
-    assert spread(values, diverged) == told
