@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import hyperball as hb
+from hyperball.kernels import dispatch
 from hyperball.kernels.triton import implicit_choice
 from hyperball.kernels.triton.implicit_choice import Conv, box, chosen, filled, objection, padded
 
@@ -19,6 +20,13 @@ CONV = Conv(64, 64, 512 * 32 * 32, (3, 3), (1, 1), 1)
 @pytest.fixture(name="card", autouse=True)
 def _card(monkeypatch):
     monkeypatch.setattr(implicit_choice, "card", lambda index: ((9, 0), 132, True))
+    monkeypatch.setattr(dispatch, "TRIAL", True)
+
+
+def test_without_being_asked_for_it_does_not_run(monkeypatch):
+    monkeypatch.setattr(dispatch, "TRIAL", False)
+    assert chosen(CONV, torch.bfloat16, CUDA) is None
+    assert "HYPERBALL_TRIAL_KERNELS=1" in implicit_choice.described((64, 64, 3, 3), (1, 1), 1, torch.bfloat16)
 
 
 @pytest.mark.parametrize(

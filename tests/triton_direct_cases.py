@@ -26,6 +26,7 @@ def _launches_of_addresses(monkeypatch):
     """Layers run on Triton, and what it compiles on a GPU is interpreted here: later launches are given addresses."""
     monkeypatch.setattr(dispatch, "DEVICES", (DEVICE,))
     monkeypatch.setattr(direct, "TRIES", (2,))
+    monkeypatch.setattr(dispatch, "TRIAL", True)
     torch.use_deterministic_algorithms(True, warn_only=True)
     if not NATIVE:
         monkeypatch.setattr(call.Launch, "first", first)

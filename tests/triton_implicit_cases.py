@@ -60,6 +60,7 @@ def _used(request, monkeypatch):
     monkeypatch.setattr(implicit_choice, "chosen", chosen)
     monkeypatch.setattr(implicit.Described, "__call__", run)
     monkeypatch.setattr(dispatch, "DEVICES", (DEVICE,))
+    monkeypatch.setattr(dispatch, "TRIAL", True)
     forget()
     yield ran
     forget()

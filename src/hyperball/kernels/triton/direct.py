@@ -53,7 +53,7 @@ def convolve(conv: Any, x: Tensor, checked: Callable[..., Any]) -> Tensor | None
     x, moving = ops.dense(x), (running, batches)
     if plan.at is None:
         plan.calls += 1
-        if plan.calls in TRIES:
+        if dispatch.TRIAL and plan.calls in TRIES:
             plan.at = addresses.forward_of(plan, weight, ratio, running, training)
     elif plan.at.serves(running) and addresses.is_aligned(x, weight, ratio, running, batches):
         at: Tensor = DirectConv.apply(plan.at, moving, x, weight, ratio)
