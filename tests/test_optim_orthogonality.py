@@ -85,6 +85,37 @@ class TestOrthogonality:
         expected = torch.autograd.grad(hb.optim.orthogonality(model, penalty, unit=True), model[0].weight)
         torch.testing.assert_close(torch.autograd.grad(compiled(), model[0].weight), expected)
 
+    @layers
+    @pytest.mark.parametrize("penalty", ["orthonormal", "orthogonal"])
+    @pytest.mark.parametrize("unit", [False, True])
+    def test_its_own_gradient_is_that_of_torch(self, kind, penalty, unit):
+        layer = LAYERS[kind](dtype=torch.float64)
+        own = torch.autograd.grad(hb.optim.orthogonality(layer, penalty, unit=unit), layer.weight)
+        rows = layer.filters().flatten(1)
+        if unit:
+            rows = rows / rows.norm(dim=1, keepdim=True)
+        blocks = rows.unflatten(0, (getattr(layer, "groups", 1), -1))
+        gram = blocks @ blocks.mT
+        target = torch.eye(gram.shape[-1]).double() if penalty == "orthonormal" else gram * torch.eye(gram.shape[-1])
+        torch.testing.assert_close(own, torch.autograd.grad((gram - target).square().sum(), layer.weight))
+
+    def test_second_derivatives_pass_by_weights_that_ask_for_none(self):
+        model = small_model()
+        model[0].weight.requires_grad_(False)
+        value = hb.optim.orthogonality(model, unit=True)
+        (first,) = torch.autograd.grad(value, model[3].weight, create_graph=True)
+        (second,) = torch.autograd.grad(first.square().sum(), model[3].weight)
+        alone = hb.optim.orthogonality(model[3], unit=True)
+        (expected,) = torch.autograd.grad(alone, model[3].weight, create_graph=True)
+        torch.testing.assert_close(second, torch.autograd.grad(expected.square().sum(), model[3].weight)[0])
+
+    @pytest.mark.parametrize("size", [1e-30, 1e30])
+    def test_unit_filters_of_any_length_have_the_same_penalty(self, size):
+        layer = hb.nn.DecoupledLinear(6, 4)
+        expected = hb.optim.orthogonality(layer, unit=True)
+        layer.weight.data.mul_(size)
+        torch.testing.assert_close(hb.optim.orthogonality(layer, unit=True), expected)
+
     def test_zero_filters_have_finite_gradients(self):
         layer = hb.nn.DecoupledLinear(4, 3)
         layer.weight.data[1] = 0.0

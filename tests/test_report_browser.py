@@ -262,7 +262,7 @@ def test_parts_of_the_robustness_section_belong_to_tables(visit, address):
     page = visit(address)
     page.select_option("[name=table]", "synthetic-attacks")
     shown = page.locator("section[data-part=robustness] .held:visible")
-    assert shown.count() == 2
+    assert shown.count() == 3  # two of attacks, one of budgets
     assert set(shown.evaluate_all("parts => parts.map((part) => part.dataset.table)")) == {"synthetic-attacks"}
 
 

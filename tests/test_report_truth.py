@@ -86,6 +86,18 @@ def test_attacks_of_copies_count_once_and_rivals_are_doubted(tmp_path):
     assert [entry.path for entry in read_folder(tmp_path).left_out] == ["copy.json"]
 
 
+def test_budgets_of_the_papers_numbers_are_means_over_the_seeds_that_have_one(tmp_path):
+    make_robust(tmp_path)
+    for index, path in enumerate(sorted(tmp_path.glob("*/*/robustness.json"))):  # two seeds of baseline, two of tanh
+        tree = json.loads(path.read_text())
+        tree["sweeps"][0]["located"] = None if index == 3 else (2 + 2 * index) / 255
+        path.write_text(json.dumps(tree))
+    (table,) = [table for table in section_of(tmp_path, part="robustness").tables if table.heading.startswith("ε")]
+    assert table.columns == ("", "fgsm")
+    assert texts(table) == [["baseline, natural", "3.00 ± 1.41"], ["tanh, natural", "6.00"]]
+    assert [row[1].remark for row in table.rows] == ["paper 43.6 %", "paper 43.6 %, 1 of 2 seeds"]
+
+
 def test_curves_of_copies_count_once(tmp_path):
     for seed in (0, 1):
         place = make_run(tmp_path / f"seed-{seed}", seed=seed)
@@ -159,7 +171,8 @@ def test_two_data_sets_never_share_a_table_or_chart_of_attacks(tmp_path):
         tree = robust_cell_tree("tanh", "natural", 0)
         write(place / "robustness.json", tree | {"attacks": [{**tree["attacks"][0], "accuracy": share}]})
     section = section_of(tmp_path, part="robustness")
-    assert [table.heading.partition(",")[0] for table in section.tables] == ["cifar10", "mnist"]
+    assert [table.heading.partition(",")[0] for table in section.tables[:2]] == ["cifar10", "mnist"]
+    assert [table.heading.rpartition(", ")[2] for table in section.tables[2:]] == ["cifar10", "mnist"]
     assert [chart.note.partition(",")[0] for chart in section.galleries[0].charts] == ["cifar10", "mnist"]
     assert [len(chart.series) for chart in section.galleries[0].charts] == [1, 1]
 

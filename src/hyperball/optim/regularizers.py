@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
+from hyperball.kernels import dispatch
 from hyperball.kernels.decoupled import full_precision
 from hyperball.kernels.norms import inverse, norm, norm_dtype
 from hyperball.nn.decoupled import Decoupled
@@ -28,43 +32,100 @@ def orthogonality(model: nn.Module, kind: str = "orthonormal", *, unit: bool = F
     if kind not in KINDS:
         raise ValueError(f"`kind` must be one of {tuple(KINDS)}, got {kind!r}; {nearest(str(kind), KINDS)}")
     weights = {layer.weight: layer for layer in decoupled_layers(model).values()}
-    penalties = [_layer_penalty(layer, kind, unit) for layer in weights.values()]
-    return torch.stack(penalties).sum()
+    filters = [rows_of(layer) for layer in weights.values()]
+    by_hand = not (torch.compiler.is_compiling() or dispatch.is_transformed() or dispatch.has_tangents())
+    with full_precision(filters[0]):
+        return Penalty.apply(kind, unit, *filters) if by_hand else penalty(kind, unit, filters)
 
 
-def _layer_penalty(layer: Decoupled, kind: str, unit: bool) -> Tensor:
-    filters = layer.filters().flatten(1)
-    filters = filters.to(norm_dtype(filters))
-    if unit:
-        filters = filters * inverse(norm(filters, (1,)))
-    rows = filters.unflatten(0, (getattr(layer, "groups", 1), -1))  # [groups, filters, inputs]
-    with full_precision(rows):
-        return KINDS[kind](rows)
+def rows_of(layer: Decoupled) -> Tensor:
+    """The filters of a layer, [groups, filters, inputs]."""
+    rows = layer.filters().flatten(1).unflatten(0, (getattr(layer, "groups", 1), -1))
+    return rows.to(norm_dtype(rows))
 
 
-def orthonormal(rows: Tensor) -> Tensor:
-    """Σ ‖WWᵀ − I‖² = Σ ‖WᵀW − I‖² + O − K for O rows of K entries each; the smaller matrix is formed."""
+def penalty(kind: str, unit: bool, filters: Sequence[Tensor]) -> Tensor:
+    """The sum over layers, of operations that torch differentiates in any way."""
+    units = (rows * inverse(norm(rows, (-1,))) if unit else rows for rows in filters)
+    return torch.stack([KINDS[kind](rows)[0] for rows in units]).sum()
+
+
+class Penalty(torch.autograd.Function):
+    """The penalty with dP/dw in the same pass: d = dP/dŵ, dP/dw = (d − ŵ⟨ŵ, d⟩)/‖w‖ for unit filters ŵ = w/‖w‖.
+
+    A training step then has two products a layer and few kernels, all of them before its backward pass.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, kind: str, unit: bool, *filters: Tensor) -> Tensor:
+        values, gradients = [], []
+        for rows in filters:
+            scale = inverse(lengths(rows)) if unit else None
+            units = rows if scale is None else rows * scale
+            value, gradient = KINDS[kind](units)
+            if scale is not None:
+                gradient = (gradient - units * (units * gradient).sum(-1, keepdim=True)) * scale
+            values.append(value)
+            gradients.append(gradient)
+        ctx.kind, ctx.unit = kind, unit
+        ctx.save_for_backward(*filters, *gradients)
+        return torch.stack(values).sum()
+
+    @staticmethod
+    def backward(ctx: Any, *outputs: Tensor) -> tuple[Any, ...]:
+        count = len(ctx.saved_tensors) // 2
+        filters, gradients = ctx.saved_tensors[:count], ctx.saved_tensors[count:]
+        if torch.is_grad_enabled():  # a second derivative is asked for
+            gradients = differentiable_gradients(ctx.kind, ctx.unit, filters)
+        wanted = zip(gradients, ctx.needs_input_grad[2:], strict=True)
+        return None, None, *(gradient * outputs[0] if is_wanted else None for gradient, is_wanted in wanted)
+
+
+def differentiable_gradients(kind: str, unit: bool, filters: Sequence[Tensor]) -> tuple[Tensor, ...]:
+    """dP/dw as a function of w that torch differentiates."""
+    with full_precision(filters[0]):
+        held = [rows if rows.requires_grad else rows.detach().requires_grad_() for rows in filters]
+        return torch.autograd.grad(penalty(kind, unit, held), held, create_graph=True)
+
+
+def lengths(rows: Tensor) -> Tensor:
+    """‖w‖, [groups, filters, 1]; float32 needs no scaling where float64 adds."""
+    if rows.dtype != torch.float32:
+        return norm(rows, (-1,))
+    return torch.linalg.vector_norm(rows, dim=-1, keepdim=True, dtype=torch.float64).float()
+
+
+def orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Σ ‖WWᵀ − I‖² = Σ ‖WᵀW − I‖² + O − K for O rows of K entries each, from the smaller matrix; 4(WWᵀ − I)W."""
     groups, outputs, inputs = rows.shape
     gram = _smaller_gram(rows)
-    excess = groups * max(outputs - inputs, 0)
-    return (gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)).square().sum() + excess
+    rest = gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    return rest.square().sum() + groups * max(outputs - inputs, 0), 4 * _applied(rest, rows)
 
 
-def orthogonal(rows: Tensor) -> Tensor:
+def orthogonal(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Σ ‖WWᵀ − diag(WWᵀ)‖²; beyond twice as many rows as entries, Σ ‖WᵀW‖² − Σ ‖w‖⁴ from the smaller matrix.
 
     Below that the difference could cancel; from there on it is at least what is subtracted, for rows of one length.
+    Its gradient is 4(WWᵀ − diag(WWᵀ))W.
     """
     _, outputs, inputs = rows.shape
     if outputs >= 2 * inputs:
-        return _smaller_gram(rows).square().sum() - rows.square().sum(-1).square().sum()
+        gram, squares = _smaller_gram(rows), rows.square().sum(-1, keepdim=True)
+        return gram.square().sum() - squares.square().sum(), 4 * (rows @ gram - squares * rows)
     gram = rows @ rows.mT
-    return (gram - torch.diag_embed(gram.diagonal(dim1=-2, dim2=-1))).square().sum()
+    rest = gram - torch.diag_embed(gram.diagonal(dim1=-2, dim2=-1))
+    return rest.square().sum(), 4 * (rest @ rows)
 
 
 def _smaller_gram(rows: Tensor) -> Tensor:
     """WWᵀ or WᵀW, whichever is smaller; their nonzero eigenvalues are the same."""
     return rows.mT @ rows if rows.shape[-2] > rows.shape[-1] else rows @ rows.mT
+
+
+def _applied(matrix: Tensor, rows: Tensor) -> Tensor:
+    """A function of the smaller Gram matrix times W, from its own side."""
+    return rows @ matrix if rows.shape[-2] > rows.shape[-1] else matrix @ rows
 
 
 KINDS = {"orthonormal": orthonormal, "orthogonal": orthogonal}

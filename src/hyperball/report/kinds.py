@@ -98,11 +98,17 @@ class Robustness:
 
 
 @dataclass(frozen=True)
-class RobustCell:
-    """What all attacks on one trained network of a table found, as attack records and curves.
+class Located:
+    """The budget, for pixels in [0, 1], at which a network has the paper's number under an attack."""
 
-    `located` has the budget at which the network has the paper's number, by a sentence that names the two.
-    """
+    attack: str
+    published: str
+    epsilon: float
+
+
+@dataclass(frozen=True)
+class RobustCell:
+    """What all attacks on one trained network of a table found, as attack records and curves."""
 
     name: str
     path: Path
@@ -110,7 +116,7 @@ class RobustCell:
     attacks: tuple[Attack, ...]
     curves: tuple[Robustness, ...]
     doubts: tuple[str, ...]
-    located: tuple[tuple[str, float], ...] = ()
+    located: tuple[Located, ...] = ()
 
     def accuracy(self, attack: str) -> float | None:
         """The accuracy under an attack, by the name that the table prints."""
@@ -241,7 +247,7 @@ def read_robust_cell(tree: Mapping[str, Any], path: Path, name: str) -> RobustCe
     label = f"{clipped(cell.get('row', ''))}, {clipped(cell.get('column', ''))}"
     return RobustCell(
         name, path, label, tuple(attacks), tuple(curve for curve in curves if curve.points), doubts,
-        tuple(located(entry, label) for entry in sweeps if is_number(entry.get("located"))),
+        tuple(located(entry) for entry in sweeps if is_number(entry.get("located"))),
     )  # fmt: skip
 
 
@@ -255,10 +261,8 @@ def sweep_curve(entry: Mapping[str, Any], conditions: Mapping[str, Any], path: P
     return Robustness(name, path, "epsilon", points, shared, ())
 
 
-def located(entry: Mapping[str, Any], label: str) -> tuple[str, float]:
-    """At which budget a network has the paper's number."""
-    paper = clipped(entry.get("published"))
-    return f"{label}: {clipped(entry.get('name'))} gives the paper's {paper} %", float(entry["located"])
+def located(entry: Mapping[str, Any]) -> Located:
+    return Located(clipped(entry.get("name")), clipped(entry.get("published")), float(entry["located"]))
 
 
 def read_bench(tree: Mapping[str, Any], path: Path, name: str) -> Bench:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -31,6 +32,18 @@ def fixed_parameters(module: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(True)
 
 
+@contextmanager
+def rounded_products(are: bool) -> Iterator[None]:
+    """float32 matrix products in TF32 while the block lasts, if they `are`."""
+    before = torch.get_float32_matmul_precision()
+    if are:
+        torch.set_float32_matmul_precision("high")
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
 class Objective:
     """loss = cross entropy (smoothed) + orthogonality; adversarial training puts attacked inputs in.
 
@@ -42,6 +55,7 @@ class Objective:
     def __init__(self, recipe: Recipe, bare: nn.Module, attack_through: nn.Module | None = None) -> None:
         self.attack_through = attack_through
         self.regularizers = recipe.regularizers
+        self.is_rounded = recipe.precision != "fp32"
         self.adversarial = recipe.adversarial
         self.bare = bare
 
@@ -51,7 +65,8 @@ class Objective:
         weight = self.regularizers.orthogonality
         if weight:
             kind, unit = self.regularizers.orthogonality_kind, self.regularizers.orthogonality_unit
-            loss = loss + weight * orthogonality(self.bare, kind, unit=unit)
+            with rounded_products(self.is_rounded):  # its gradient is computed here as well
+                loss = loss + weight * orthogonality(self.bare, kind, unit=unit)
         return loss, logits
 
     def _classification(self, forward: Forward, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import TypeVar
 
 from hyperball.report.charts import Chart, Series
 from hyperball.report.doubts import Doubt, counted, distinct, gathered
 from hyperball.report.files import clipped, flat, is_number
 from hyperball.report.folder import Found, owner, recipe_of
-from hyperball.report.kinds import Attack, Published, RobustCell, Robustness
+from hyperball.report.kinds import Attack, Located, Published, RobustCell, Robustness
 from hyperball.report.page import Gallery, Section
 from hyperball.report.records import Run
 from hyperball.report.sections.lines import MOST_LINES, colors, first_of, mean_and_band
@@ -25,6 +26,7 @@ LEAD = (
     "images never share a row. A doubt says why a number may be too high: hover over it, or read the list below."
 )
 PIXELS = 255.0
+NOWHERE = f"{MISSING}: at none of the budgets of the sweep"
 
 
 def robustness_section(found: Found) -> Section | None:
@@ -53,7 +55,7 @@ def robustness_section(found: Found) -> Section | None:
     for members in by_recipe(curves, owners):
         said += [(named(members[0], owners), doubt) for doubt in curve_doubts(members, owners)]
     return Section(
-        "Robustness", LEAD, tables, doubts=gathered(said), remarks=budgets(cells), part="robustness",
+        "Robustness", LEAD, (*tables, *budget_tables(cells, owners, known)), doubts=gathered(said), part="robustness",
         doubt_count=len(distinct(doubt for _, doubt in said)),
         galleries=(Gallery("Robustness curves", tuple(charts)),) if charts else (),
     )  # fmt: skip
@@ -66,12 +68,39 @@ def grouped(entries: Sequence[Entry], key: Callable[[Entry], str]) -> dict[str, 
     return found
 
 
-def budgets(cells: Sequence[RobustCell]) -> tuple[str, ...]:
-    """Where the paper's numbers would lie: the mean budget over seeds."""
-    found: dict[str, list[float]] = {}
-    for sentence, at in (pair for cell in cells for pair in cell.located):
-        found.setdefault(sentence, []).append(PIXELS * at)
-    return tuple(f"{sentence} at {spread(held)}/255 (n = {len(held)})" for sentence, held in found.items())
+def budget_tables(cells: Sequence[RobustCell], owners: Owners, tables: Tables) -> tuple[Table, ...]:
+    """Where the paper's numbers would lie, one table a data set and scale."""
+    swept = [cell for cell in cells if cell.curves]
+    groups = grouped(swept, lambda cell: f"{data_of(cell.curves[0], owners)} {scale_words(cell.curves[0], owners)}")
+    held = (members for members in groups.values() if any(cell.located for cell in members))
+    return tuple(budget_table(members, owners, tables) for members in held)
+
+
+def budget_table(cells: Sequence[RobustCell], owners: Owners, tables: Tables) -> Table:
+    """The mean budget over seeds at which networks have the paper's numbers, a row a network, a column an attack."""
+    columns = tuple(dict.fromkeys(one.attack for cell in cells for one in cell.located))
+    rows, operators = [], []
+    for label, members in grouped(cells, lambda cell: cell.label).items():
+        found = grouped([one for cell in members for one in cell.located], lambda one: one.attack)
+        if not found:
+            continue
+        rows.append((Cell(label), *(budget_cell(found.get(name, []), len(members)) for name in columns)))
+        operators.append(family(recipe_of(members[0].curves[0], owners)))
+    first = cells[0].curves[0]
+    shared = ", ".join(filter(None, (data_of(first, owners), scale_words(first, owners))))
+    return Table(
+        ("", *columns), tuple(rows), operators=tuple(operators), scale=scale_of(first, owners),
+        heading=f"ε · 255 at which our networks have the paper's numbers, {shared}", caption=NOWHERE,
+        table=tables_of([cell.curves[0] for cell in cells], tables),
+    )  # fmt: skip
+
+
+def budget_cell(found: Sequence[Located], seeds: int) -> Cell:
+    if not found:
+        return Cell(MISSING)
+    held = [PIXELS * one.epsilon for one in found]
+    some = f", {len(held)} of {seeds} seeds" if len(held) < seeds else ""
+    return Cell(spread(held), remark=f"paper {found[0].published} %{some}", sort=fmean(held))
 
 
 def budget(entry: Attack) -> str:
