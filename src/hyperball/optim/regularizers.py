@@ -60,11 +60,11 @@ class Penalty(torch.autograd.Function):
     def forward(ctx: Any, kind: str, unit: bool, *filters: Tensor) -> Tensor:
         values, gradients = [], []
         for rows in filters:
-            scale = inverse(lengths(rows)) if unit else None
+            scale = lengths(rows).clamp(min=torch.finfo(rows.dtype).tiny).reciprocal() if unit else None
             units = rows if scale is None else rows * scale
             value, gradient = KINDS[kind](units)
             if scale is not None:
-                gradient = (gradient - units * (units * gradient).sum(-1, keepdim=True)) * scale
+                gradient = gradient.addcmul(units, (units * gradient).sum(-1, keepdim=True), value=-1) * scale
             values.append(value)
             gradients.append(gradient)
         ctx.kind, ctx.unit = kind, unit
@@ -99,7 +99,7 @@ def orthonormal(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Σ ‖WWᵀ − I‖² = Σ ‖WᵀW − I‖² + O − K for O rows of K entries each, from the smaller matrix; 4(WWᵀ − I)W."""
     groups, outputs, inputs = rows.shape
     gram = _smaller_gram(rows)
-    rest = gram - torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
+    rest = gram.diagonal_scatter(gram.diagonal(dim1=-2, dim2=-1) - 1, dim1=-2, dim2=-1)
     return rest.square().sum() + groups * max(outputs - inputs, 0), 4 * _applied(rest, rows)
 
 
