@@ -86,6 +86,10 @@ def test_short_steps_are_timed_together(milliseconds, count):
     assert timing.enough(milliseconds) == count
 
 
+def test_launched_steps_are_timed_over_a_longer_time():
+    assert (timing.enough(1.0, 10.0), timing.enough(0.9, 10.0), timing.enough(20.0, 10.0)) == (10, 12, 1)
+
+
 @pytest.mark.parametrize(
     "value, aim, said", [(1.5, 1.5, True), (1.501, 1.5, False), (1.0, None, None), (None, 1.0, None)]
 )
