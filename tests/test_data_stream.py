@@ -42,6 +42,17 @@ def test_imagewoof_has_readable_names_for_the_official_folders(tmp_path: Path) -
     assert len(set(dataset.classes)) == 10
 
 
+def test_imagewoof_with_folders_of_readable_names_has_the_official_order(tmp_path: Path) -> None:
+    write_folder(tmp_path / "official" / "imagewoof2", tuple(DOGS))
+    write_folder(tmp_path / "readable" / "imagewoof2", tuple(DOGS.values()))
+    official, readable = (read_folder(tmp_path / name, IMAGEWOOF) for name in ("official", "readable"))
+    assert official.classes == readable.classes == tuple(DOGS.values()) != tuple(sorted(DOGS.values()))
+    for split in ("train", "test"):
+        folders = [path.parent.name for path in getattr(readable, split).paths]
+        assert folders == [readable.classes[label] for label in getattr(readable, split).labels.tolist()]
+        assert torch.equal(getattr(official, split).labels, getattr(readable, split).labels)
+
+
 def test_tiny_imagenet_takes_its_validation_labels_from_the_annotations(tmp_path: Path) -> None:
     folder = write_tiny_imagenet(tmp_path, WORDS)
     for root in (tmp_path, folder):

@@ -26,7 +26,7 @@ from hyperball.experiments.reproduce import (
 from hyperball.experiments.table import SCALES, Entry, Experiment, Reduction, published, slug
 from hyperball.experiments.tables import TABLES, TIMED, TRAINED, experiment, trained
 from hyperball.training import Recipe, train
-from hyperball.training.record import Record
+from hyperball.training.record import Record, read_metrics
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "modelnet40": 40, "imagenet": 1000, "imagewoof": 10, "mnist": 10}
 SHAPES = {"modelnet40": (4, 16, 3), "mnist": (4, 1, 28, 28)}
@@ -354,7 +354,7 @@ def test_pictures_are_drawn_from_finished_runs(tmp_path: Path):
 
     recipe = Recipe.from_dict({
         "data": {"name": "digits", "train_size": 200, "test_size": 100},
-        "model": {"name": "digits", "magnitude": "tanh"},
+        "model": {"name": "digits", "magnitude": "tanh", "options": {"norm_momentum": 0.005}},
         "epochs": 2, "batch_size": 50, "log": {"norms": True, "every": 1},
     })  # fmt: skip
     draws = (convergence, learned_radii, filter_lengths, first_filters, two_features)
@@ -367,8 +367,17 @@ def test_pictures_are_drawn_from_finished_runs(tmp_path: Path):
         train(job.cell.recipe, job.folder)
     pictures = {path.stem: json.loads(path.read_text()) for path in draw(made, jobs, tmp_path)}
     assert set(pictures) == {
-        "convergence", "radii", "weight-norm", "gradient-norm", "filters-tanh--cosine", "features-tanh--cosine",
+        "convergence", "convergence-training", "radii", "weight-norm", "gradient-norm", "filters-tanh--cosine",
+        "features-tanh--cosine",
     }  # fmt: skip
+    assert "a momentum of 0.005 about 200 steps old" in pictures["convergence"]["note"]
+    (trained,) = pictures["convergence-training"]["series"]
+    reports = [line for line in read_metrics(jobs[0].folder / "metrics.jsonl") if line["kind"] == "train"]
+    others = [line for line in read_metrics(jobs[1].folder / "metrics.jsonl") if line["kind"] == "train"]
+    assert trained["x"] == [line["epoch"] for line in reports]
+    assert trained["y"] == pytest.approx(
+        [100 - 50 * (a["accuracy"] + b["accuracy"]) for a, b in zip(reports, others, strict=True)], rel=1e-4, abs=1e-4
+    )
     (curve,) = pictures["convergence"]["series"]
     assert curve["x"] == [1.0, 2.0]
     assert len(curve["y"]) == len(curve["band"]) == 2
@@ -383,13 +392,6 @@ def test_pictures_are_drawn_from_finished_runs(tmp_path: Path):
 
 def test_scales_have_folders_of_their_own():
     assert len({f"{name}-{scale}" for name in TABLES for scale in SCALES}) == len(TABLES) * len(SCALES)
-
-
-def test_projections_say_how_large_images_are():
-    made = trained("projections-cifar10")
-    for scale in ("paper", "quarter"):
-        assert "32×32 instead of 224×224" in made.words(scale)
-    assert "all else as published" in trained("dcnet-table3").words("half")
 
 
 @pytest.mark.parametrize("data", ["cifar10", "imagewoof"])

@@ -176,3 +176,22 @@ def test_what_timm_asks_of_ours_in_vain_is_refused_in_words(options, message):
     hb.models.register_with_timm()
     with pytest.raises(ValueError, match=message):
         timm.create_model("hyperball_digits", **options)
+
+
+@pytest.mark.parametrize("name", ["alexnet", "vgg11", "vgg11_bn"])
+def test_a_small_head_is_one_linear_layer_that_can_be_projected(name):
+    pytest.importorskip("torchvision")
+    network = hb.models.create(f"torchvision/{name}", num_classes=7, small_head=True, projection="l2_ball").eval()
+    linear = [module for module in network.modules() if isinstance(module, torch.nn.Linear)]
+    assert len(linear) == 1
+    assert linear[0].in_features == (256 if name == "alexnet" else 512)
+    with torch.no_grad():
+        assert network(torch.randn(2, 3, 64, 64)).shape == (2, 7)
+
+
+def test_a_small_head_is_refused_where_there_is_no_large_one():
+    pytest.importorskip("torchvision")
+    with pytest.raises(ValueError, match="`small_head` is for networks with a pooling and several linear layers"):
+        hb.models.create("torchvision/resnet18", num_classes=7, small_head=True)
+    with pytest.raises(TypeError, match="`small_head` must be True or False, got 3"):
+        hb.models.create("torchvision/vgg11", num_classes=7, small_head=3)

@@ -5,7 +5,7 @@ import os
 import shutil
 
 import pytest
-from report_cases import EVIL, ROWS, make_results, make_run, number, page_of, table_tree, write
+from report_cases import EVIL, ROWS, make_results, make_robust, make_run, number, page_of, table_tree, write
 
 pytest.importorskip("jinja2")
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -135,6 +135,64 @@ def test_a_click_on_a_head_sorts_and_a_second_one_turns_it_round(visit, address)
     head.locator("button").press("Enter")
     assert column() == sorted(before, reverse=True)
     assert head.get_attribute("aria-sort") == "descending"
+
+
+@pytest.mark.parametrize("width", [390, 1400])
+def test_the_whole_head_of_a_column_sorts(width, visit, address):
+    page = visit(address, viewport={"width": width, "height": 1000})
+    page.locator("section[data-part=robustness] .held").first.scroll_into_view_if_needed()
+    heads = page.locator("section[data-part=robustness] table").first.locator("th")
+    head = heads.nth(1)  # below words of two lines beside it, so that it has room to spare
+    head.evaluate("head => { head.nextElementSibling.firstElementChild.style.paddingTop = '4rem'; }")
+    box, inner = head.bounding_box(), head.locator("button").bounding_box()
+    assert inner["width"] == pytest.approx(box["width"], abs=1)
+    assert inner["height"] == pytest.approx(box["height"], abs=2)
+    assert box["height"] >= 40
+    for index, (across, down) in enumerate(((2, 3), (box["width"] - 3, 3), (2, box["height"] - 4))):
+        page.mouse.click(box["x"] + across, box["y"] + down)
+        assert head.get_attribute("aria-sort") == ("descending" if index % 2 else "ascending")
+
+
+def test_the_keyboard_is_seen_on_a_head(visit, address):
+    page = visit(address)
+    page.locator(f"{TABLE} .scroll").first.focus()
+    page.keyboard.press("Tab")
+    held = page.evaluate(
+        "() => { const at = document.activeElement, style = getComputedStyle(at);"
+        " return [at.parentNode.tagName, style.outlineStyle, style.outlineWidth, style.outlineOffset]; }"
+    )
+    assert held == ["TH", "solid", "2px", "-2px"]  # inside the head, where nothing cuts it off
+
+
+def test_a_table_that_goes_on_says_so_until_its_end_is_seen(visit, address):
+    page = visit(address, viewport={"width": 390, "height": 844})
+    frame = page.locator(f"{TABLE} .frame").first
+    told = "frame => getComputedStyle(frame, '::before').content"
+    page.wait_for_function("frame => frame.matches('.goes-on')", arg=frame.element_handle())
+    assert frame.evaluate(told) == '"more columns →"'
+    frame.locator(".scroll").evaluate("scroll => { scroll.scrollLeft = scroll.scrollWidth; }")
+    page.wait_for_function("frame => !frame.matches('.goes-on')", arg=frame.element_handle())
+    assert frame.evaluate(told) == "none"
+    page.set_viewport_size({"width": 1400, "height": 844})
+    frame.locator(".scroll").evaluate("scroll => { scroll.scrollLeft = 0; }")
+    page.wait_for_timeout(100)
+    assert not frame.evaluate("frame => frame.matches('.goes-on')")
+
+
+def test_a_wide_table_of_attacks_fits_a_wide_screen(visit, tmp_path):
+    names = ("fgsm", "bim", "transfer fgsm", "transfer bim", "pgd-50x5", "auto on all images")
+    make_robust(tmp_path / "in", rows=("baseline", "tanh"), seeds=3)
+    for path in (tmp_path / "in").glob("*/*/robustness.json"):
+        tree = json.loads(path.read_text())
+        share = 0.4 if path.parent.name == "seed-2" else 0.01
+        tree["attacks"] = [{**tree["attacks"][0], "name": name, "accuracy": share} for name in names]
+        write(path, tree)
+    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"))
+    page = visit((tmp_path / "page.html").as_uri(), viewport={"width": 1400, "height": 900})
+    scroll = page.locator("section[data-part=robustness] .scroll").first
+    assert scroll.locator("th").count() == 11
+    assert "{1.0, 1.0, 40.0}" in scroll.inner_text()
+    assert scroll.evaluate("scroll => scroll.scrollWidth - scroll.clientWidth") <= 1
 
 
 def test_hovering_over_a_number_tells_its_conditions(visit, address):

@@ -6,15 +6,16 @@ import re
 import numpy as np
 import pytest
 import torch
-from report_cases import make_run, words_of
+from report_cases import make_run, words_of, write
 
 import hyperball as hb
-from hyperball.report import Chart, Series
-from hyperball.report.charts import HEIGHT, WIDTH, apart, draw, picture
+from hyperball.report import Chart, Series, read_folder
+from hyperball.report.charts import HEIGHT, WIDTH, apart, draw, edges, picture
 from hyperball.report.drawing.axes import log_ticks, ticks
 from hyperball.report.drawing.svg import element
 from hyperball.report.files import natural
 from hyperball.report.functions import ANGULARS, MAGNITUDES, PENALTIES, POWER
+from hyperball.report.pictures import Curves, Features
 from hyperball.report.sections.lines import colors, mean_and_band
 
 pytest.importorskip("jinja2")
@@ -73,6 +74,13 @@ def test_a_band_is_the_standard_deviation_at_shared_steps():
     assert mean == ((1, 2.0), (2, 2.0))
     assert band == pytest.approx((2**0.5, 0.0))
     assert mean_and_band([((1, 1.0),)])[1] == ()
+
+
+@pytest.mark.parametrize("unit, height, most", [(" %", 98.0, 100.0), (" %", 104.0, 109.0), ("", 98.0, 103.0)])
+def test_the_band_of_a_share_does_not_lie_above_all(unit, height, most):
+    low, high = edges(Series("a", ((0.0, height), (1.0, 60.0)), band=(5.0, 5.0)), unit)
+    assert [y for _, y in high] == [most, 65.0]
+    assert [y for _, y in low] == [height - 5, 55.0]
 
 
 def test_the_band_of_an_error_does_not_lie_below_zero():
@@ -144,3 +152,12 @@ def test_every_magnitude_with_a_formula_is_drawn():
     assert set(hb.radial.names("magnitude")) - set(MAGNITUDES) == {"piecewise"}
     assert set(hb.angular.names()) - set(ANGULARS) == {"piecewise"}
     assert set(hb.radial.names("penalty")) - set(PENALTIES) == {"barron", "absolute"}
+
+
+def test_gaps_in_curves_and_features_are_no_damage(tmp_path):
+    write(tmp_path / "c.json", {"kind": "curves", "series": [{"x": [0, 1, 2], "y": [1, float("nan"), None]}]})
+    write(tmp_path / "f.json", {"kind": "features2d", "points": [[0, 1], [float("inf"), 1]], "labels": [0, 1]})
+    found = read_folder(tmp_path)
+    assert found.left_out == []
+    assert [line.points for record in found.of(Curves) for line in record.lines] == [((0.0, 1.0),)]
+    assert [record.labels for record in found.of(Features)] == [("0",)]

@@ -87,6 +87,12 @@ def test_a_broken_record_is_named_and_left_out_and_the_page_is_still_made(file, 
     assert "good" in texts
 
 
+def numbers_of(**entry):
+    """A table of one good number and one that has these fields alone."""
+    entries = [number("a", "x", 1.0, [2.0]), {"row": "row", "column": "column", **entry}]
+    return json.dumps(table_tree("t", entries))
+
+
 FOREIGN = {
     "half a file": ('{"kind": "curves", "ser', "is not whole JSON"),
     "a list": ("[]", "must hold an object"),
@@ -99,9 +105,52 @@ FOREIGN = {
     ),
     "a curve of texts": (
         '{"kind": "robustness curve", "values": ["a"], "accuracies": [1]}',
+        '`values` must hold numbers, got "a"',
+    ),
+    "a curve without a finite point": (
+        '{"kind": "robustness curve", "values": [0, 1], "accuracies": [NaN, null]}',
         "share no finite numbers",
     ),
+    "a curve that is cut": (
+        '{"kind": "robustness curve", "values": [0, 1], "accuracies": [1]}',
+        "`values` and `accuracies` must be of one length, got 2 and 1",
+    ),
+    "a number whose values are texts": (numbers_of(values=["a"]), '`values` must hold numbers, got "a"'),
+    "a number one of whose values is none": (numbers_of(values=[1.0, None]), "`values` must hold numbers, got null"),
+    "a number without values": (numbers_of(), "row, column: `values` must be a list, got null"),
+    "a paper's number that is an object": (numbers_of(values=[], published={}), "`published` must be a number, a text"),
+    "best epochs that are texts": (numbers_of(values=[1.0], best=["x"]), "`best` must hold numbers"),
+    "seeds that are no list": (numbers_of(values=[1.0], seeds="abc"), "`seeds` must be a list"),
+    "a row without a name": (numbers_of(values=[1.0], row=None), "`row` must be a text, got null"),
     "a robust cell of texts": ('{"kind": "robust cell", "natural": 1}', "`natural` must be an object"),
+    "a robust cell whose sweep is cut": (
+        json.dumps({**robust_cell_tree("a", "b", 0), "sweeps": [{"epsilon": [0, 1], "accuracy": [1]}]}),
+        "`epsilon` and `accuracy` must be of one length",
+    ),
+    "a robust cell with half an attack": (
+        json.dumps({**robust_cell_tree("a", "b", 0), "attacks": [{"name": "fgsm"}]}),
+        "must have `name` and `accuracy`",
+    ),
+    "an attack without its accuracy": (
+        json.dumps({**attack_tree(recipe_of({})), "attacks": [{"attack": "fgsm", "accuracy": "0.4"}]}),
+        "must have `attack` and `accuracy`",
+    ),
+    "features with fewer labels than points": (
+        '{"kind": "features2d", "points": [[1, 2], [2, 3]], "labels": [0]}',
+        "`points` and `labels` must be of one length, got 2 and 1",
+    ),
+    "features one of which is none": (
+        '{"kind": "features2d", "points": [[1, 2], null], "labels": [0, 1]}',
+        "`points` must be pairs of numbers, one a label, got null",
+    ),
+    "curves that are cut": (
+        '{"kind": "curves", "series": [{"x": [0, 1, 2], "y": [1, 2]}]}',
+        "`x` and `y` must be of one length, got 3 and 2",
+    ),
+    "a band that is cut": (
+        '{"kind": "curves", "series": [{"x": [0, 1], "y": [1, 2], "band": [1]}]}',
+        "`y` and `band` must be of one length",
+    ),
     "features of one dimension": ('{"kind": "features2d", "points": [[1]], "labels": [0]}', "pairs of numbers"),
     "filters of two shapes": ('{"kind": "filters", "filters": [[[[1]]], [[[1, 2]]]]}', "of one shape"),
     "filters of texts": ('{"kind": "filters", "filters": [[[["x"]]]]}', "of one shape"),

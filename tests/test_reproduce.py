@@ -1,6 +1,7 @@
 """`hyperball reproduce`: trains, keeps, resumes, measures times, and writes the tables of the README and the docs."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 from hyperball import data
 from hyperball.cli import main
 from hyperball.experiments import markdown, runtime, tables
+from hyperball.experiments.pictures import convergence
 from hyperball.experiments.runtime import Subject, Timing
 from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.training import Recipe, train
@@ -104,11 +106,62 @@ def test_several_tables_are_made_one_after_the_other(capsys):
         (["projections-runtime", "--scale", "half"], "must be one of quick, paper, got half"),
         (["dcnet-table3", "--seeds", "0"], "--seeds must be >= 1"),
         (["--markdown", "no-such-folder"], "is no folder"),
+        (["--markdown", ".", "--check"], "--check goes with --into FILE"),
+        (["dcnet-table3", "--markdown", ".", "--into", "a.md"], "got dcnet-table3 too"),
+        (["dcnet-tabel3", "--markdown", "."], "did you mean 'dcnet-table3'"),
+        (["--markdown", ".", "--cells", "tanh"], "--markdown trains nothing: it takes no --cells"),
+        (["--markdown", ".", "--first-seed", "1"], "it takes no --first-seed"),
+        (["dcnet-table3", "--into", "a.md"], "--into goes with --markdown"),
+        (["dcnet-table3", "--check"], "--check goes with --markdown"),
+        (["dcnet-table3", "--cells", "cosine, rellu", "--dry-run"], "no cell 'cosine'; did you mean 'cosine, relu'?"),
     ],
 )
 def test_mistakes_are_said_in_one_line(arguments, message, capsys):
     assert main(["reproduce", *arguments]) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "cells, count",
+    [
+        ("cosine, relu", 16),
+        ("cosine,relu", 16),
+        ("'cosine, relu'", 16),
+        ("tanh,cosine, relu", 19),
+        ('"cosine, relu", tanh', 19),
+        ("baseline, no decay on filters (control)", 1),
+        ("baseline, no decay on filters (control), tanh", 5),
+        ("tanh--cosine-relu, baseline,", 3),
+    ],
+)
+def test_cells_may_have_commas_in_their_names(cells, count, capsys, tmp_path):
+    assert main(["reproduce", "dcnet-table3", "--cells", cells, "--dry-run", "--out", str(tmp_path)]) == 0
+    assert f"{count} cells, 0 done before" in capsys.readouterr().out
+
+
+def test_markdown_of_tables_that_are_named_is_theirs(tiny, tmp_path, capsys):
+    kept_record(tiny, tmp_path)
+    assert main(["reproduce", "tiny", "dcnet-table2", "--markdown", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert printed == f"{markdown.made('tiny', tmp_path)}\n\n{markdown.NOTHING}\n"
+    assert "| mean | clean | 75.00 |" in printed
+
+
+def test_collecting_a_part_of_a_table_keeps_the_curves_of_the_rest(tiny, tmp_path, monkeypatch, capsys):
+    drawn = replace(tiny, draws=(convergence,))
+    monkeypatch.setitem(tables.TABLES, "tiny", lambda: drawn)
+    figure = replace(drawn, name="figure", title="A figure", entries=drawn.entries[1:], family="tiny")
+    monkeypatch.setitem(tables.TABLES, "figure", lambda: figure)
+    command = ["--scale", "quick", "--accelerator", "cpu", "--collect", str(tmp_path / "results")]
+    for own in (["tiny", "--out", "a"], ["tiny", "--cells", "mean", "--first-seed", "1", "--out", "b"]):
+        assert main(["reproduce", *own[:-1], str(tmp_path / own[-1]), *command]) == 0
+    assert main(["reproduce", "figure", "--out", str(tmp_path / "a"), *command]) == 0
+    for place in ("results", "a"):
+        picture = json.loads((tmp_path / place / "tiny-quick" / "pictures" / "convergence.json").read_text())
+        assert [series["name"] for series in picture["series"]] == ["mean, clean", "max, clean"]
+    assert ["band" in series for series in picture["series"]] == [False, False]
+    kept = json.loads((tmp_path / "results" / "tiny-quick" / "pictures" / "convergence.json").read_text())
+    assert ["band" in series for series in kept["series"]] == [True, False]
 
 
 def test_times_are_measured_beside_the_published_ones(monkeypatch, tmp_path, capsys):
@@ -157,11 +210,11 @@ def test_markers_without_records_say_so_and_unknown_ones_are_refused(tmp_path):
         markdown.fill(text.replace("table3", "tabel3"), tmp_path)
 
 
-def test_records_of_other_recipes_are_counted_and_left_out(tiny, tmp_path):
+def test_a_record_that_is_none_is_counted_and_left_out(tiny, tmp_path):
     folder = tmp_path / "tiny-paper" / "mean--clean" / "seed-0"
     folder.mkdir(parents=True)
     (folder / "record.json").write_text("{}")
-    assert "1 records of other recipes are left out" in markdown.made("tiny", tmp_path)
+    assert "Left out: 1 record that cannot be read." in markdown.made("tiny", tmp_path)
 
 
 def test_the_tables_of_readme_and_docs_are_what_the_records_say(capsys):
@@ -220,7 +273,7 @@ def test_a_broken_record_is_named_and_left_out(tiny, tmp_path, capsys):
     path = kept_record(tiny, tmp_path, results={"last": {"top1": "x"}})
     assert main(["reproduce", "--markdown", str(tmp_path)]) == 0
     assert f"left out {path}: `results.last.top1` must be a number, got 'x'" in capsys.readouterr().err
-    assert "1 records of other recipes are left out" in markdown.made("tiny", tmp_path)
+    assert "Left out: 1 record that cannot be read." in markdown.made("tiny", tmp_path)
 
 
 def test_a_network_that_did_not_converge_is_shown_as_the_papers_do(tiny, tmp_path):

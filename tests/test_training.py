@@ -170,6 +170,28 @@ def test_clouds_with_outliers_go_through_a_point_network(tmp_path: Path) -> None
     assert clean.loss != record.results["last"]["loss"]
 
 
+def test_an_evaluation_makes_outliers_for_the_test_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    changes = {
+        "data.name": "clouds", "data.points": 16, "data.outliers": 0.25, "data.train_size": 60, "data.test_size": 20,
+        "model.name": "points", "model.pool": "mean", "epochs": 1, "batch_size": 30,
+    }  # fmt: skip
+    record = run(tmp_path, changes)
+    made, outliers = [], data.outliers
+
+    def counted(points: torch.Tensor, *rest: Any) -> torch.Tensor:
+        made.append(len(points))
+        return outliers(points, *rest)
+
+    monkeypatch.setattr(data, "outliers", counted)
+    load_model(tmp_path)
+    assert made == []
+    own = evaluate(tmp_path, accelerator="cpu")
+    assert own.loss == pytest.approx(record.results["last"]["loss"], rel=1e-6)
+    more = evaluate(tmp_path, data=small(changes).data.override({"outliers": 0.5}), accelerator="cpu")
+    assert made == [20, 20]
+    assert more.loss != own.loss
+
+
 def test_outliers_are_the_same_every_time_and_differ_between_splits() -> None:
     config = DataConfig(name="clouds", points=16, outliers=0.5, train_size=20, test_size=20)
     first, second = load_set(config), load_set(config)

@@ -8,6 +8,7 @@ import torch
 
 from hyperball import data
 from hyperball.training import NonFiniteError, Recipe, load_model, read_metrics, train
+from hyperball.training.step import Step
 
 pytestmark = pytest.mark.gpu
 
@@ -56,6 +57,26 @@ def test_a_captured_step_is_the_eager_step(name: str, tmp_path: Path) -> None:
     captured, engine = losses(tmp_path / "captured", changes)
     assert engine["captured"], engine
     assert captured == eager
+
+
+@pytest.mark.parametrize("name", ["plain", "adversarial"])
+def test_a_step_that_cannot_be_captured_goes_on_eagerly(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {**VARIANTS[name], "engine.compile": False, "epochs": 1}
+    eager, _ = losses(tmp_path / "eager", {**changes, "engine.capture": False})
+    plain = Step.body
+
+    def body(self: Step) -> None:
+        plain(self)
+        if torch.cuda.is_current_stream_capturing():
+            float(self.sums.sum())  # reads back from the device, which no graph can
+
+    monkeypatch.setattr(Step, "body", body)
+    found, engine = losses(tmp_path / "found", changes)
+    assert not engine["captured"]
+    assert "cannot be captured" in engine["captured_why"]
+    assert found == eager
 
 
 @pytest.mark.parametrize("name", ["plain", "decoupled"])

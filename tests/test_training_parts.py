@@ -124,8 +124,36 @@ def test_decay_acts_on_what_the_recipe_says() -> None:
     assert groups == {"decay": weights, "no_decay": norms | radii | rest}
     groups = names_by_group(OptimizerConfig(weight_decay=0.1, decay="weights+norms", radius_lr=0.01))
     assert groups == {"decay": weights | norms, "no_decay": rest, "radius": radii}
+    groups = names_by_group(OptimizerConfig(weight_decay=0.1, decay="classifier+norms", radius_lr=0.01))
+    assert groups == {"decay": {"5.weight"} | norms, "no_decay": rest | {"2.weight"}, "radius": radii}
     groups = names_by_group(OptimizerConfig(weight_decay=0.1, decay="all", radius_lr=0.01))
     assert groups == {"decay": weights | norms | rest, "radius": radii}
+
+
+def decayed(config: OptimizerConfig, **options: Any) -> set[str]:
+    built = hb.models.create("cnn9", 10, width=4, features=8, **options)
+    found = {group["name"]: set(group["param_names"]) for group in optimizing.groups(built, config)}
+    return found["decay"]
+
+
+@pytest.mark.parametrize("options", [{}, {"projection": "l2_ball"}, {"classifier_bias": True}])
+def test_a_plain_network_can_be_decayed_where_a_decoupled_one_is(options: dict[str, Any]) -> None:
+    spared = OptimizerConfig(weight_decay=0.1, decay="classifier+norms")
+    usual = OptimizerConfig(weight_decay=0.1, decay="weights+norms")
+    assert decayed(spared, **options) == decayed(usual, magnitude="tanh", **options)
+    assert decayed(spared, **options) == decayed(spared, magnitude="tanh", **options)
+    assert decayed(usual, **options) - decayed(spared, **options) >= {"stages.0.0.weight", "fc.weight"}
+
+
+def test_a_normalized_classifier_is_spared_by_every_decay_but_all() -> None:
+    config = OptimizerConfig(weight_decay=0.1, decay="classifier+norms")
+    assert "classifier.weight" not in decayed(config, classifier_normalized=True)
+
+
+def test_a_decay_of_the_classifier_needs_one() -> None:
+    config = OptimizerConfig(weight_decay=0.1, decay="classifier+norms")
+    with pytest.raises(RecipeError, match="needs a network with a linear classifier, got Sequential"):
+        optimizing.groups(nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), config)
 
 
 @pytest.mark.parametrize("schedule, rate", [("same", 1e-3), ("constant", 1e-2)])

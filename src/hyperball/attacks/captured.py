@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
+from collections import Counter
 from collections.abc import Callable
 
 import torch
 from torch import Tensor
+from torch.cuda import is_current_stream_capturing as is_capturing
+
+from hyperball import graphs
 
 WARMUPS = 2  # steps that are run as they are, after which every kernel is loaded and chosen
 WORTH = 8  # fewer steps would not pay for the capture
+TRIES = 2  # captures that fail in a row, after which no more are tried before `release`
 
 Step = Callable[[Tensor], Tensor]
 _LATEST: dict[torch.device, torch.cuda.CUDAGraph] = {}  # whose memory the next graph of that device uses again
+_FAILURES: Counter[torch.device] = Counter()  # in a row
 _STREAMS: dict[torch.device, torch.cuda.Stream] = {}  # on which graphs are captured: memory is used again on its stream
 
 
@@ -23,7 +28,7 @@ def repeat(step: Step, start: Tensor, count: int) -> Tensor:
     for the device and not for Python. A step that cannot be captured goes on as it began.
     """
     done, current = 0, start
-    if start.is_cuda and count >= WORTH and not torch.cuda.is_current_stream_capturing():
+    if start.is_cuda and count >= WORTH and _FAILURES[start.device] < TRIES and not is_capturing():
         current, done = replayed(step, start, count)
     for _ in range(count - done):
         current = step(current)
@@ -32,46 +37,42 @@ def repeat(step: Step, start: Tensor, count: int) -> Tensor:
 
 def replayed(step: Step, start: Tensor, count: int) -> tuple[Tensor, int]:
     """The point after as many steps as could be made, and their number: all of them, or those before the capture."""
-    held, graph = start.clone(), torch.cuda.CUDAGraph()
-    here = torch.cuda.current_stream(start.device)
-    side = _STREAMS.get(start.device) or _STREAMS.setdefault(start.device, torch.cuda.Stream(start.device))
+    held, device = start.clone(), start.device
+    here = torch.cuda.current_stream(device)
+    side = _STREAMS.get(device) or _STREAMS.setdefault(device, torch.cuda.Stream(device))
     side.wait_stream(here)
     with torch.cuda.stream(side):
         for _ in range(WARMUPS):
             held.copy_(step(held))
-        captured = capture(graph, lambda: held.copy_(step(held)), start.device)
+        graph = captured(lambda: held.copy_(step(held)), side, device)
     here.wait_stream(side)
-    if not captured:
+    if graph is None:
         return held, WARMUPS
     for _ in range(count - WARMUPS):
         graph.replay()
-    torch.cuda.synchronize(start.device)  # the next graph writes to the same memory
+    torch.cuda.synchronize(device)  # the next graph writes to the same memory
     return held, count
 
 
-def capture(graph: torch.cuda.CUDAGraph, work: Callable[[], object], device: torch.device) -> bool:
-    """Whether the work could be recorded; `torch.cuda.graph` would empty the allocator's cache every time.
+def captured(work: Callable[[], object], side: torch.cuda.Stream, device: torch.device) -> torch.cuda.CUDAGraph | None:
+    """The graph of the work, or None where it cannot be recorded.
 
     A graph's memory is a pool of its own, which the allocator keeps when the graph is gone: graph after graph would
     take more. So each takes over the pool of the one before, which is kept until then.
     """
-    torch.cuda.synchronize()
-    before = _LATEST.get(device)
-    graph.capture_begin(pool=None if before is None else before.pool(), capture_error_mode="thread_local")
+    before = _LATEST.pop(device, None)
     try:
-        work()
+        graph = graphs.capture(work, stream=side, pool=None if before is None else before.pool())
     except RuntimeError:
-        with contextlib.suppress(RuntimeError):
-            graph.capture_end()
-        torch.cuda.synchronize()
-        return False
-    graph.capture_end()
-    _LATEST[device] = graph
-    return True
+        _FAILURES[device] += 1
+        return None
+    _LATEST[device], _FAILURES[device] = graph, 0
+    return graph
 
 
 def release() -> None:
-    """Let go of the memory that is kept for the next graph."""
+    """Let go of the memory that is kept for the next graph, and try again what could not be captured."""
+    _FAILURES.clear()
     if _LATEST:
         _LATEST.clear()
         torch.cuda.empty_cache()

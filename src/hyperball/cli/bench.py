@@ -35,11 +35,11 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     options.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)} or all (the default)")
     options.add_argument("--device", choices=("cpu", "cuda"), help="cuda where there is one, unless said")
     options.add_argument("--dtype", choices=DTYPES, help="one dtype for all; each section has its own without it")
-    options.add_argument("--quick", action="store_true", help="fewer shapes and rounds: a minute on a CPU")
-    options.add_argument("--out", type=Path, metavar="FILE", help="the record; results/bench/<device>.json without it")
     options.add_argument(
-        "--no-tests", action="store_true", help="leave the checkout's tests out; a self-check runs instead"
+        "--quick", action="store_true", help="fewer shapes and rounds: a minute on a CPU after the checks"
     )
+    options.add_argument("--out", type=Path, metavar="FILE", help="the record; results/bench/<device>.json without it")
+    options.add_argument("--no-tests", action="store_true", help="leave the checkout's tests out; the self-check stays")
     options.add_argument("--markdown", type=Path, metavar="FILE", help="print a record as Markdown and measure nothing")
     options.add_argument("--into", type=Path, metavar="DOC", help="put --markdown's text between a document's markers")
     own = options.parse_args(given)
@@ -58,15 +58,11 @@ def chosen(names: Sequence[str]) -> list[str]:
 
 
 def check_target(path: Path, asked: bool) -> None:
-    """Raise before anything is timed where the record could not be written or joined with what is there."""
-    from hyperball.bench import read
-
+    """Raise before anything is timed where the record could not be written."""
     if path.is_dir():
         raise UsageError(f"--out must be a file, got the folder {path}")
     if asked and not path.parent.is_dir():
         raise UsageError(f"--out must be in a folder that is there, got {path}")
-    if path.exists():
-        read(path)
 
 
 def measure(sections: list[str], own: argparse.Namespace) -> int:

@@ -25,8 +25,9 @@ if TYPE_CHECKING:
 def reproduce(given: Sequence[str]) -> int:
     """`hyperball reproduce TABLE … [--cells …] [--seeds N] [--scale …]`, or `--markdown RESULTS [--into FILE …]`."""
     own = options().parse_args(given)
-    if own.markdown:
-        return markdown(Path(own.markdown), [Path(path) for path in own.into], own.check)
+    check_markdown(own)
+    if own.markdown is not None:
+        return markdown(Path(own.markdown), own.tables, [Path(path) for path in own.into], own.check)
     if not own.tables:
         raise UsageError("name a table, such as dcnet-table3; `hyperball list tables` lists them")
     for name in ("seeds", "jobs"):
@@ -42,6 +43,23 @@ def reproduce(given: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, as_interrupt)
     over = math.inf if own.time_limit is None else time.monotonic() + own.time_limit
     return max([make(table, own, over) for table in chosen])
+
+
+def check_markdown(own: argparse.Namespace) -> None:
+    """Refuse options that would be passed over in silence: of training beside --markdown, and of that without it."""
+    if own.markdown is None:
+        for option, given in (("--into", own.into), ("--check", own.check)):
+            if given:
+                raise UsageError(f"{option} goes with --markdown RESULTS")
+        return
+    if own.check and not own.into:
+        raise UsageError("--check goes with --into FILE: it says whether the files are what the records say")
+    if own.tables and own.into:
+        raise UsageError(f"--into fills the tables that the markers of a file name, got {' '.join(own.tables)} too")
+    made = options()
+    for name, given in vars(own).items():
+        if name not in ("markdown", "into", "check", "tables") and given != made.get_default(name):
+            raise UsageError(f"--markdown trains nothing: it takes no --{name.replace('_', '-')}")
 
 
 def check_use(table: Experiment | Timing, own: argparse.Namespace) -> None:
@@ -78,7 +96,7 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--accelerator", default="auto", choices=("auto", "cpu", "cuda"), help="(default: auto)")
     made.add_argument("--dry-run", action="store_true", help="list the cells and do nothing else")
     made.add_argument(
-        "--markdown", metavar="RESULTS", help="print the tables of a folder of records, and train nothing"
+        "--markdown", metavar="RESULTS", help="print the TABLEs of a folder of records, or all in short; train nothing"
     )
     made.add_argument(
         "--into", nargs="+", default=[], metavar="FILE", help="with --markdown: fill these files' markers"
@@ -116,11 +134,12 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
     """Train what is not done, test, draw, compare, and keep."""
     from hyperball.experiments import reproduce as work
     from hyperball.experiments.attack_jobs import doubts_of, with_attacks
-    from hyperball.experiments.collecting import write_table
+    from hyperball.experiments.collecting import seeds_in, write_table
     from hyperball.experiments.runners import run_local
     from hyperball.experiments.summary import unfinished
+    from hyperball.experiments.tables import whole_of
 
-    table = whole.select(text.strip() for text in own.cells.split(",") if text.strip()).at(own.scale)
+    table = whole.select(chosen(own.cells, whole)).at(own.scale)
     out = Path(own.out) / folder
     seeds = range(own.first_seed, own.first_seed + own.seeds)
     jobs = work.jobs_of(table, seeds, out, own.data_root, own.accelerator)
@@ -141,17 +160,40 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
         over = time.monotonic()
     work.annotate(table, own.scale, jobs)
     ends += untested(jobs, work.measure_conditions(table, jobs, own.jobs, over))
-    pictures = work.draw(table, jobs, out, over)
-    cut = bool(table.draws) and time.monotonic() >= over
+    drawn = whole_of(whole).at(own.scale)
+    pictures = work.draw(drawn, work.jobs_of(drawn, seeds_in(out), out, own.data_root, own.accelerator), out, over)
+    cut = bool(drawn.draws) and time.monotonic() >= over
     write_table(whole.at(own.scale), own.scale, out)
     if own.collect:
         keep(whole.at(own.scale), own.scale, everything, pictures, Path(own.collect) / folder)
-    print(f"\n{work.table(table, work.compare(table, jobs))}")
-    print("\n".join([*doubts_of(table, jobs), *(f"note: {note}" for note in table.all_notes)]))
+    lines = work.compare(table, jobs)
+    print(f"\n{work.table(table, lines)}")
+    print("\n".join([*doubts_of(table, jobs), *(f"note: {note}" for note in work.notes_of(table, lines))]))
     code = conclude(unfinished(everything, ends), ends)
     if cut and code != INTERRUPTED:
         print("the time was over before all pictures were drawn; the same command goes on", file=sys.stderr)
     return INTERRUPTED if cut else code
+
+
+def chosen(text: str, table: Experiment) -> list[str]:
+    """What `--cells` names between commas, where the most parts that make up a known name, with commas, are one."""
+    from hyperball.experiments.table import handles
+
+    known = {spaced(name): name for entry in table.entries for name in handles(entry)}
+    parts = [part.strip(" \"'") for part in text.split(",")]
+    names, at = list[str](), 0
+    while at < len(parts):
+        ends = range(len(parts), at, -1)
+        end = next((end for end in ends if spaced(",".join(parts[at:end])) in known), at + 1)
+        told = spaced(",".join(parts[at:end]))
+        names += [known.get(told, told)] if told else []
+        at = end
+    return names
+
+
+def spaced(name: str) -> str:
+    """A name with one space behind each comma, however it was typed."""
+    return ", ".join(part.strip() for part in name.split(","))
 
 
 def untested(jobs: Sequence[Job], missing: Mapping[str, Sequence[str]]) -> list[End]:
@@ -168,23 +210,22 @@ def untested(jobs: Sequence[Job], missing: Mapping[str, Sequence[str]]) -> list[
 def keep(table: Experiment, scale: Scale, jobs: Sequence[Job], pictures: Sequence[Path], folder: Path) -> None:
     """Copy records, pictures and the table to where they are kept, and say what was left as it is."""
     from hyperball.experiments.collecting import collect, keep_pictures, write_table
+    from hyperball.experiments.tables import whole_of
 
-    for sentence in collect(jobs, folder):
+    said = [*collect(jobs, folder), *keep_pictures(whole_of(table).at(scale), pictures, folder)]
+    said.append(write_table(table, scale, folder, shrinks=False))
+    for sentence in filter(None, said):
         print(sentence)
-    keep_pictures(pictures, folder)
-    sentence = write_table(table, scale, folder, shrinks=False)
-    if sentence:
-        print(sentence)
 
 
-def markdown(results: Path, files: Sequence[Path], check: bool) -> int:
-    """Print the tables of a folder of records, or fill the markers of files with them."""
+def markdown(results: Path, tables: Sequence[str], files: Sequence[Path], check: bool) -> int:
+    """Print tables of a folder of records, without names one line each; or fill the markers of files with them."""
     from hyperball.experiments import markdown as work
 
     if not results.is_dir():
         raise UsageError(f"--markdown: {results} is no folder")
     if not files:
-        print(work.summary(results))
+        print("\n\n".join([work.made(name, results) for name in tables]) or work.summary(results))
         return 0
     stale = []
     for path in files:

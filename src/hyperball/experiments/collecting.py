@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from hyperball.experiments.attack_jobs import doubts_of
-from hyperball.experiments.reproduce import CONDITIONS, PICTURES, as_data, compare, conditions_in, jobs_of
+from hyperball.experiments.broken import leave_out
+from hyperball.experiments.pictures import convergence, filter_lengths, learned_radii
+from hyperball.experiments.reproduce import CONDITIONS, PICTURES, as_data, compare, conditions_in, finished_of, jobs_of
 from hyperball.experiments.robustness_record import ROBUSTNESS
-from hyperball.experiments.runners import Job
+from hyperball.experiments.runners import Job, foreign
 from hyperball.experiments.scales import Scale
-from hyperball.experiments.table import Experiment
+from hyperball.experiments.table import Draw, Experiment, Finished
 from hyperball.training.files import FileError, read_tree, write_bytes, write_json
-from hyperball.training.folder import unlike
-from hyperball.training.recipe import Recipe
 from hyperball.training.record import METRICS, RECIPE, RECORD, Record, encoded, read_metrics, thinned
 
 TABLE = "table.json"
 LINES = 60  # of every kind, that a kept metrics.jsonl holds
+FROM_RECORDS: tuple[Draw, ...] = (convergence, filter_lengths, learned_radii)  # other pictures need weights
 
 
 def collect(jobs: Sequence[Job], out: Path) -> list[str]:
@@ -60,8 +61,8 @@ def another(job: Job, target: Path) -> str:
     """Why a kept record is not that of a job's run, or nothing if it is."""
     try:
         known = Record.read(target)
-        difference = unlike(Recipe.from_dict(known.recipe), job.cell.recipe)
-    except (FileError, ValueError) as error:
+        difference = foreign(known, job.cell.recipe)
+    except FileError as error:
         return str(error)
     if difference:
         return f"it is of another protocol: {difference}"
@@ -78,11 +79,49 @@ def thin(lines: Sequence[dict[str, object]]) -> list[dict[str, object]]:
     return [line for line in lines if id(line) in kept]
 
 
-def keep_pictures(pictures: Sequence[Path], out: Path) -> None:
-    """Copy pictures; one that is there is replaced, as it is drawn from the records."""
+def keep_pictures(experiment: Experiment, pictures: Sequence[Path], out: Path) -> list[str]:
+    """Draw curves from all records that are kept, copy pictures of networks; sentences on what was left as it is.
+
+    Curves that are there are not replaced by fewer, a network's picture not by that of another seed.
+    """
+    said, drawn = [], dict[str, dict[str, Any]]()
+    finished = finished_of(experiment, jobs_of(experiment, seeds_in(out), out))
+    for make in experiment.draws:
+        if make in FROM_RECORDS:
+            drawn |= make([run for run in finished if is_drawable(make, run)])
+    for name, picture in drawn.items():
+        path = out / PICTURES / f"{name}.json"
+        lost = lost_series(path, picture)
+        if lost:
+            said.append(f"kept {path} as it is: the records in {out} have no curve of {lost[0]}")
+        elif picture["series"]:
+            write_json(path, {"experiment": experiment.name, **picture})
     for path in pictures:
-        (out / PICTURES).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, out / PICTURES / path.name)
+        target = out / PICTURES / path.name
+        if path.stem not in drawn and not target.exists():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    return said
+
+
+def is_drawable(make: Draw, run: Finished) -> bool:
+    """Whether a run's metrics can be drawn; a run whose metrics are broken is named."""
+    try:
+        make([run])
+    except (FileError, KeyError, TypeError, ValueError, AttributeError) as error:
+        leave_out(run.folder / METRICS, f"it cannot be drawn ({type(error).__name__}: {error})")
+        return False
+    return True
+
+
+def lost_series(path: Path, picture: Mapping[str, Any]) -> list[str]:
+    """The series of a picture's file that the one which would take its place lacks."""
+    try:
+        held = [str(series["name"]) for series in read_tree(path)["series"]]
+    except (FileError, KeyError, TypeError):
+        return []
+    names = {series["name"] for series in picture["series"]}
+    return [name for name in held if name not in names]
 
 
 def write_table(experiment: Experiment, scale: Scale, folder: Path, shrinks: bool = True) -> str:

@@ -8,31 +8,32 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hyperball.experiments.attack_jobs import doubts_of
-from hyperball.experiments.broken import leave_out
+from hyperball.experiments.broken import leave_out, odd_results
 from hyperball.experiments.collecting import TABLE, seeds_in
 from hyperball.experiments.lengths import HEAD as LENGTHS
 from hyperball.experiments.lengths import length_rows
 from hyperball.experiments.pictures import filter_lengths
 from hyperball.experiments.plan import SOURCE
-from hyperball.experiments.reproduce import Comparison, compare, jobs_of, order_of
+from hyperball.experiments.reproduce import Comparison, compare, jobs_of, order_of, pairs_in_order
 from hyperball.experiments.runtime import head_of, row_of
 from hyperball.experiments.scales import SCALES, Scale
 from hyperball.experiments.table import Experiment
-from hyperball.experiments.tables import TABLES
-from hyperball.experiments.text import DIVERGED, spread
+from hyperball.experiments.tables import TABLES, is_part
+from hyperball.experiments.text import spread
 from hyperball.rows import nearest
 from hyperball.training.files import FileError, read_tree
-from hyperball.training.record import RECORD, Record
+from hyperball.training.record import DIVERGED, RECORD, Record
+from hyperball.verdicts import CHANCE, LOST, NEAR, better, gain, verdict
+from hyperball.verdicts import compares as comparable
 
 SUMMARY = "summary"
 NOTHING = "No record yet."
-CLOSE = 1.5  # points from the paper that count as reproduced
 BEGIN, END = "<!-- results:", "<!-- /results -->"
 MARKED = re.compile(rf"({BEGIN} (?P<name>[\w-]+) -->\n)(?:(?!{BEGIN}).)*?({END})", re.DOTALL)
 
@@ -43,12 +44,13 @@ class MarkerError(ValueError):
 
 @dataclass(frozen=True)
 class Found:
-    """The records of one table at one scale."""
+    """The records of one table at one scale; of those that lie there, `foreign` and `broken` ones are left out."""
 
     experiment: Experiment
     scale: Scale
     lines: tuple[Comparison, ...]
-    foreign: int
+    foreign: int = 0
+    broken: int = 0
     remarks: tuple[str, ...] = ()
     lengths: tuple[tuple[str, ...], ...] = ()
 
@@ -58,21 +60,31 @@ class Found:
         return [line for line in self.lines if line.values or line.diverged]
 
     @property
-    def beside(self) -> list[Comparison]:
-        """Those that the paper's compare with: a quick reduction shows an order, not numbers."""
+    def is_part(self) -> bool:
+        return is_part(self.experiment)
+
+    @property
+    def is_attacked(self) -> bool:
+        return any(entry.attacks for entry in self.experiment.entries)
+
+    @property
+    def shown(self) -> list[Comparison]:
+        """Those whose difference to the paper's is printed: a quick reduction shows an order, not numbers."""
         return [line for line in self.measured if compares(line) and self.scale != "quick"]
+
+    @property
+    def beside(self) -> list[Comparison]:
+        """Those that are held against the paper's: at the published schedule alone, as shorter ones show an order."""
+        return [line for line in self.measured if compares(line) and self.scale == "paper"]
 
     def is_close(self, line: Comparison) -> bool:
         """Whether ours is within 1.5 points of the paper's, or better; or both did not converge."""
-        if line.diverged:
-            return line.published == DIVERGED
-        worse = line.difference if self.experiment.metric.endswith("error") else -(line.difference or 0.0)
-        return worse is not None and worse <= CLOSE
+        return verdict(self.experiment.metric, line.published, line.difference, bool(line.diverged)) != "worse"
 
 
 def compares(line: Comparison) -> bool:
     """Whether ours can be held against the paper's: two numbers, or networks that did not converge here."""
-    return line.difference is not None or bool(line.diverged and line.published is not None)
+    return comparable(line.published, line.difference, bool(line.diverged))
 
 
 def fill(text: str, results: Path) -> str:
@@ -92,7 +104,7 @@ def made(name: str, results: Path) -> str:
     if name == SUMMARY:
         return summary(results)
     if name not in TABLES:
-        raise ValueError(f"unknown table {name!r} in a marker; {nearest(name, [SUMMARY, *TABLES])}")
+        raise ValueError(f"unknown table {name!r}; {nearest(name, [SUMMARY, *TABLES])}")
     is_trained = isinstance(TABLES[name](), Experiment)
     parts = [detail(found) for found in scales_of(name, results)] if is_trained else times_of(name, results)
     return "\n\n".join(parts) or NOTHING
@@ -106,47 +118,81 @@ def scales_of(name: str, results: Path) -> Iterator[Found]:
     for scale in reversed(SCALES):
         folder = results / f"{whole.family or name}-{scale}"
         records = [path for path in folder.glob(f"*/seed-*/{RECORD}") if path.parents[1].name != SOURCE]
-        for path in records:
-            name_if_broken(path)
         if records:
             experiment = whole.at(scale)
             jobs = jobs_of(experiment, seeds_in(folder), folder)
-            done = sum(job.is_done for job in jobs)
             remarks = tuple(doubts_of(experiment, jobs))
             only_lengths = experiment.draws == (filter_lengths,)
             lengths = tuple(length_rows(experiment, [job for job in jobs if job.is_done])) if only_lengths else ()
-            yield Found(experiment, scale, tuple(compare(experiment, jobs)), len(records) - done, remarks, lengths)
+            counts = left_out(records, kin(whole, scale), folder)
+            yield Found(experiment, scale, tuple(compare(experiment, jobs)), *counts, remarks, lengths)
 
 
-def name_if_broken(path: Path) -> None:
+def kin(whole: Experiment, scale: Scale) -> list[Experiment]:
+    """The tables, at a scale, whose runs lie in the folder of a table's: itself, and those of its family."""
+    family = whole.family or whole.name
+    made = (TABLES[name]() for name in TABLES)
+    others = [table for table in made if isinstance(table, Experiment) and (table.family or table.name) == family]
+    return [table.at(scale) for table in others]
+
+
+def left_out(records: Sequence[Path], tables: Iterable[Experiment], folder: Path) -> tuple[int, int]:
+    """How many records are of other recipes than their cells', and how many are broken; each is named."""
+    jobs = {job.folder: job for table in tables for job in jobs_of(table, seeds_in(folder), folder)}
+    foreign = broken = 0
+    for path in records:
+        if reason := damage(path):
+            broken += 1
+        elif path.parent not in jobs:
+            foreign, reason = foreign + 1, "it lies in the folder of no cell of the table"
+        elif reason := jobs[path.parent].missing():
+            foreign += 1
+        if reason:
+            said = reason.removeprefix(f"{path}: ").replace(f"{path} ", "it ", 1)
+            leave_out(path, said.replace(f"{path.parent} holds a run", "it is", 1))
+    return foreign, broken
+
+
+def damage(path: Path) -> str:
+    """Why a record cannot be read, or its numbers are none; nothing where it can."""
     try:
-        Record.read(path.parent)
+        record = Record.read(path.parent)
     except FileError as error:
-        leave_out(path, str(error).removeprefix(f"{path}: "))
+        return str(error)
+    return "" if record.status == DIVERGED else odd_results(record.results)
 
 
 def summary(results: Path) -> str:
-    """One line a table and scale: how much of it is measured, and how much of that agrees with the paper."""
+    """One line a table and scale: how much of it is measured, and how much of that agrees with the paper.
+
+    A table whose cells are all another's has no line of its own.
+    """
     rows = []
     for name in TABLES:
         for found in scales_of(name, results):
-            rows.append(summary_row(found))
+            rows += [] if found.is_part else [summary_row(found)]
     if not rows:
         return NOTHING
-    head = ("table", "scale", "numbers", "seeds", f"within {CLOSE:g} points or better", "median difference", "largest")
+    head = (
+        "table", "scale", "numbers", "seeds", "pairs in the paper's order", f"within {NEAR:g} points or better",
+        "median difference, + is better", "largest",
+    )  # fmt: skip
     return markdown_table(head, rows)
 
 
 def summary_row(found: Found) -> tuple[str, ...]:
+    metric = found.experiment.metric
     seeds = sorted({len(line.values) + len(line.diverged) for line in found.measured})
     count = f"{seeds[0]}–{seeds[-1]}" if len(seeds) > 1 else str(seeds[0] if seeds else 0)
-    differences = [line.difference for line in found.beside if line.difference is not None]
+    gains = [gain(metric, line.difference) for line in found.beside if line.difference is not None]
     close = sum(map(found.is_close, found.beside))
+    kept, pairs = pairs_in_order(found.measured)
     return (
         found.experiment.title, found.scale, f"{len(found.measured)} of {len(found.lines)}", count,
+        f"{kept} of {pairs}" if pairs else "–",
         f"{close} of {len(found.beside)}" if found.beside else "–",
-        f"{statistics.median(differences):+.2f}" if differences else "–",
-        f"{max(differences, key=abs):+.2f}" if differences else "–",
+        f"{statistics.median(gains):+.2f}" if gains else "–",
+        f"{max(gains, key=abs):+.2f}" if gains else "–",
     )  # fmt: skip
 
 
@@ -154,26 +200,36 @@ def detail(found: Found) -> str:
     """Every number that is measured, ours beside the paper's, and what they were measured under."""
     experiment = found.experiment
     head: Sequence[str]
-    if any(entry.attacks for entry in experiment.entries):
+    if found.is_attacked:
         head, rows = attack_rows(found)
     else:
         head = ("", "", f"{experiment.metric}, %", "best epoch", "paper", "difference", "seeds", *experiment.also)
-        rows = [detail_row(line, line in found.beside) for line in found.measured]
-    count = f"{len(found.measured)} of {len(found.lines)} numbers"
-    protocol = f"Scale `{found.scale}`: {experiment.words(found.scale)}. {count}."
-    order = order_of(found.measured)
-    protocol += f" {order}." if order else ""
-    if found.foreign:
-        protocol += f" {found.foreign} records of other recipes are left out."
+        rows = [detail_row(line, line in found.shown) for line in found.measured]
+    numbers = f"Its numbers are among those of {experiment.family}." if found.is_part else markdown_table(head, rows)
     remarks = "".join(f"\n- {remark}" for remark in found.remarks)
     more = f"\n\nMean lengths:\n\n{markdown_table(LENGTHS, found.lengths)}" if found.lengths else ""
-    return f"{protocol}\n\n{markdown_table(head, rows)}{more}" + (f"\n{remarks}" if remarks else "")
+    return f"{above(found)}\n\n{numbers}{more}" + (f"\n{remarks}" if remarks else "")
 
 
-def detail_row(line: Comparison, is_beside: bool) -> tuple[str, ...]:
+def above(found: Found) -> str:
+    """What to know before reading a table: the scale, how much is measured, signs, and what was left out."""
+    experiment, lines = found.experiment, found.measured
+    said = [f"Scale `{found.scale}`: {experiment.words(found.scale)}", f"{len(lines)} of {len(found.lines)} numbers"]
+    said += filter(None, [order_of(lines)])
+    if any(line.difference is not None for line in found.shown) and not (found.is_part or found.is_attacked):
+        said.append(f"Differences are ours less the paper's: {better(experiment.metric)}")
+    if any(line.diverged or line.published == LOST for line in lines):
+        said.append(CHANCE)
+    kinds = ((found.foreign, "of another recipe"), (found.broken, "that cannot be read"))
+    parts = [f"{count} record{'' if count == 1 else 's'} {words}" for count, words in kinds if count]
+    said += [f"Left out: {' and '.join(parts)}"] if parts else []
+    return " ".join(f"{sentence}." for sentence in said)
+
+
+def detail_row(line: Comparison, is_shown: bool) -> tuple[str, ...]:
     best = f"{statistics.fmean(line.best):.2f}" if line.best else "–"
     paper = "–" if line.published is None else str(line.published)
-    difference = f"{line.difference:+.2f}" if is_beside and line.difference is not None else "–"
+    difference = f"{line.difference:+.2f}" if is_shown and line.difference is not None else "–"
     also = [beside(values, line.published_also.get(name)) for name, values in line.also.items()]
     return (
         line.row,

@@ -55,7 +55,7 @@ def resnet32_combinations(data: str) -> list[Entry]:
 
 ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "cnn9": ("cnn9", {}),
-    "vgg11": ("torchvision/vgg11_bn", {}),
+    "vgg11": ("torchvision/vgg11_bn", {"small_head": True}),
     "googlenet": ("torchvision/googlenet", {}),
     "resnet18": ("resnet18", {"stem": "cifar"}),
     "resnet32": ("resnet32", {}),
@@ -86,7 +86,8 @@ def architectures() -> Experiment:
         "architectures", "Architecture against operator, CIFAR-10", "an open question of Decoupled Networks", "error",
         tuple(cells),
         notes=(
-            "torchvision's VGG-11 with BatchNorm and GoogLeNet see 32×32 images through their stems for 224×224",
+            "torchvision's VGG-11 with BatchNorm and GoogLeNet see 32×32 images through their stems for 224×224; VGG's "
+            "classifier is one linear layer, as its three, for 7×7 positions, have 120 of its 129 million weights",
             "1×1 convolutions of shortcuts and classifiers stay plain",
         ),
         reduction=Reduction(

@@ -23,14 +23,37 @@ from hyperball.training.sets import Source, load_set
 POINTS = 80  # of a curve
 SAMPLES = 2000  # whose features are drawn
 DIGITS = 5  # significant ones of a written number
+SLOW = 0.01  # a momentum of normalization at which tests in the middle of training lag behind
 
 Line = dict[str, Any]
 
 
 def convergence(finished: Sequence[Finished]) -> Mapping[str, dict[str, Any]]:
-    """Test error over epochs, the mean over seeds with its standard deviation, a series for every cell."""
-    series = series_of(finished, "evaluation", "epoch", lambda line: 100 * (1 - line["top1"]))
-    return {"convergence": curves("Convergence", "epoch", "test error, %", series)}
+    """Test and training error over epochs, the mean over seeds with its standard deviation, a series for every cell."""
+    tested = series_of(finished, "evaluation", "epoch", lambda line: 100 * (1 - line["top1"]))
+    trained = series_of(finished, "train", "epoch", training_error)
+    drawn = {
+        "convergence": {**curves("Convergence", "epoch", "test error, %", tested), "note": lag(finished)},
+        "convergence-training": curves("Convergence in training", "epoch", "training error, %", trained),
+    }
+    return {name: picture for name, picture in drawn.items() if picture["series"]}
+
+
+def training_error(line: Line) -> float | None:
+    """The error of augmented batches, each normalized by its own statistics, since the last report."""
+    return None if line.get("accuracy") is None else 100 * (1 - line["accuracy"])
+
+
+def lag(finished: Sequence[Finished]) -> str:
+    """Why test errors lag behind the training's, where running statistics follow slowly."""
+    options = (run.entry.recipe.model.options for run in finished)
+    slow = [momentum for held in options if 0 < (momentum := held.get("norm_momentum") or 0.0) <= SLOW]
+    if not slow:
+        return ""
+    return (
+        f"tests normalize by running statistics, with a momentum of {min(slow):g} about {1 / min(slow):,.0f} steps "
+        "old, and lag behind the training while weights move fast"
+    )
 
 
 def learned_radii(finished: Sequence[Finished]) -> Mapping[str, dict[str, Any]]:

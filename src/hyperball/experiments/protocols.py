@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from hyperball.convert.heads import PROJECTIONS, parse_projection
+from hyperball.nn.projection import DEFAULT_RADIUS
 from hyperball.training.recipe import Recipe
 
 CIFAR_STEPS = 42_500
@@ -16,6 +18,8 @@ CIFAR_MILESTONES = (20_000, 30_000, 37_500)
 IMAGENET_STEPS = 700_000
 IMAGENET_MILESTONES = (200_000, 375_000, 550_000)
 ORTHONORMAL = 0.5e-5
+RADIUS_RATE = 0.01  # published, of r itself
+SHAPE_RATE = 9 / 4  # shape = 3·sigmoid(raw) moves by 2/3 of raw where it is 1
 AUTHORS_NORM = {"norm_eps": 1e-3, "norm_momentum": 0.001}
 
 
@@ -33,18 +37,27 @@ def cifar(data: str, model: str, precision: str = "bf16", **operator: Any) -> Re
         "schedule": {"name": "step", "unit": "steps", "milestones": CIFAR_MILESTONES},
         "regularizers": {"label_smoothing": 0.01, "orthogonality": ORTHONORMAL if decoupled else 0.0},
         "projection": {"every": 100 if decoupled and operator.get("weighting", "none") == "none" else None},
-        "steps": CIFAR_STEPS, "batch_size": 128, "precision": precision, "log": {"checkpoint_every": 10},
+        "steps": CIFAR_STEPS, "batch_size": 128, "precision": precision,
+        "log": {"checkpoint_every": 10, "evaluate_every": 2},
     })  # fmt: skip
 
 
-def pointnet(pool: str) -> Recipe:
-    """PointNet without transforms on ModelNet40: SGD 0.9, lr 0.001 halved every 20 of 60 epochs, batch 24."""
+def pointnet(pool: str, precision: str = "fp32") -> Recipe:
+    """PointNet without transforms on ModelNet40: SGD 0.9, lr 0.001 halved every 20 of 60 epochs, batch 24.
+
+    What a pooling learns has the rate of all else. It is log c, which at the start, c = 1, moves c as c itself would;
+    for the shape it is logit(shape/3), whose rate is 9/4 of that so that the first step is the same too.
+    """
+    rate = 1e-3
     return Recipe.from_dict({
         "data": {"name": "modelnet40"},
         "model": {"name": "pointnet", "pool": pool},
-        "optimizer": {"name": "sgd", "lr": 1e-3, "momentum": 0.9},
+        "optimizer": {
+            "name": "sgd", "lr": rate, "momentum": 0.9,
+            "radius_lr": rate * SHAPE_RATE if "learn_shape=True" in pool else None,
+        },
         "schedule": {"name": "step", "every": 20, "gamma": 0.5},
-        "epochs": 60, "batch_size": 24,
+        "epochs": 60, "batch_size": 24, "precision": precision, "log": {"checkpoint_every": 10},
     })  # fmt: skip
 
 
@@ -56,11 +69,22 @@ def projected(data: str, model: str, projection: str | None, **options: Any) -> 
         "model": {"name": model, "projection": projection, "options": options},
         "optimizer": {
             "name": "sgd", "lr": 0.1, "momentum": 0.9, "weight_decay": 1e-4, "decay": "all",
-            "radius_lr": 0.01, "radius_schedule": "constant",
+            "radius_lr": radius_rate(projection), "radius_schedule": "constant",
         },
         "schedule": {"name": "step", "every": 30},
-        "epochs": 90, "batch_size": 128, "precision": "bf16",
+        "epochs": 90, "batch_size": 128, "precision": "bf16", "log": {"checkpoint_every": 10},
     })  # fmt: skip
+
+
+def radius_rate(projection: str | None) -> float | None:
+    """0.01/r², with which a step of log r moves r at its start as one of 0.01 of r itself; None without a learned r."""
+    if projection is None:
+        return None
+    name, given = parse_projection(projection)
+    if not given.get("learn", True):
+        return None
+    radius: float = given.get("radius") or DEFAULT_RADIUS[PROJECTIONS[name][0]]
+    return RADIUS_RATE / radius**2
 
 
 def imagenet(model: str, norm: str, operator: Mapping[str, Any]) -> Recipe:

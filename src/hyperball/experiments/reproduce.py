@@ -21,12 +21,13 @@ from hyperball.experiments.robust_numbers import attacked_numbers
 from hyperball.experiments.runners import Job
 from hyperball.experiments.scales import Scale
 from hyperball.experiments.table import Entry, Experiment, Finished, cell_name
-from hyperball.experiments.text import NOTHING, columns, spread, told_order
+from hyperball.experiments.text import NOTHING, columns, spread
 from hyperball.training import evaluate
 from hyperball.training.fields import RecipeError
 from hyperball.training.files import FileError, read_tree, write_json
 from hyperball.training.recipe import Recipe
 from hyperball.training.record import METRICS, RECIPE, RECORD, Record, read_metrics, thinned
+from hyperball.verdicts import CHANCE, LOST, better, ends_at_chance, in_order, order_words
 
 CONDITIONS, PICTURES = "conditions.json", "pictures"
 CURVE = 60  # evaluations that a record keeps
@@ -152,14 +153,19 @@ def whole_set(name: str, root: str | None) -> Dataset:
     return data.load(name, root)
 
 
-def draw(experiment: Experiment, jobs: Sequence[Job], out: Path, over: float = math.inf) -> list[Path]:
-    """Write the pictures of an experiment's finished runs as plain data, one file each; none is begun after `over`."""
+def finished_of(experiment: Experiment, jobs: Sequence[Job]) -> list[Finished]:
+    """The trained entries among jobs."""
     entries = {entry.name: entry for entry in experiment.entries}
-    finished = [
+    return [
         Finished(entries[job.cell.label], job.cell.seed, job.folder, job.data_root, job.accelerator)
         for job in jobs
         if job.is_done and not job.diverged
     ]
+
+
+def draw(experiment: Experiment, jobs: Sequence[Job], out: Path, over: float = math.inf) -> list[Path]:
+    """Write the pictures of an experiment's finished runs as plain data, one file each; none is begun after `over`."""
+    finished = finished_of(experiment, jobs)
     written = []
     for make in experiment.draws if finished else ():
         if time.monotonic() >= over:
@@ -216,10 +222,10 @@ def compare(experiment: Experiment, jobs: Sequence[Job]) -> list[Comparison]:
 
 def compared(experiment: Experiment, entry: Entry, ended: Sequence[Job]) -> list[Comparison]:
     """The comparisons of one entry: the test set as it is, then under each condition."""
-    diverged = tuple(job.cell.seed for job in ended if job.diverged)
-    whole = [(job, results_in(job.folder)) for job in ended if job.cell.seed not in diverged]
-    done = [job for job, results in whole if results]
-    records = [results for _, results in whole if results]
+    whole = [(job, {} if job.diverged else results_in(job.folder)) for job in ended]
+    diverged = tuple(job.cell.seed for job, results in whole if job.diverged or guesses(job, results))
+    kept = [(job, results) for job, results in whole if results and job.cell.seed not in diverged]
+    done, records = [job for job, _ in kept], [results for _, results in kept]
     seeds = tuple(job.cell.seed for job in done)
     last, best = ([results[which] for results in records if results.get(which)] for which in ("last", "best"))
     lines = [
@@ -256,6 +262,12 @@ def compared(experiment: Experiment, entry: Entry, ended: Sequence[Job]) -> list
             )
         )
     return lines
+
+
+def guesses(job: Job, results: Mapping[str, Any]) -> bool:
+    """Whether a network ended at chance, which the papers too call not converging."""
+    config = job.cell.recipe.data
+    return ends_at_chance(config.name, results.get("last") or {}, config.test_size)
 
 
 def results_in(folder: Path) -> dict[str, Any]:
@@ -296,13 +308,19 @@ def values_of(metric: str, results: Sequence[dict[str, Any]]) -> tuple[float, ..
 def table(experiment: Experiment, lines: Sequence[Comparison]) -> str:
     """The comparison for a terminal."""
     head = ("", "", f"{experiment.metric}, %", "best epoch", "paper", "difference", "seeds", *experiment.also)
-    order = order_of(lines)
-    return columns([head, *(told(line) for line in lines)], left=2) + (f"\n{order}" if order else "")
+    text = columns([head, *(told(line) for line in lines)], left=2)
+    known = any(line.difference is not None for line in lines)
+    sign = f"difference: ours less the paper's; {better(experiment.metric)}" if known else ""
+    return "\n".join(filter(None, (text, sign, order_of(lines))))
 
 
 def order_of(lines: Sequence[Comparison]) -> str:
     """How far our numbers are in the paper's order, which is all that a short schedule can show."""
-    return told_order([
+    return order_words(pairs_in_order(lines))
+
+
+def pairs_in_order(lines: Sequence[Comparison]) -> tuple[int, int]:
+    return in_order([
         (line.row, line.column, line.mean, line.mean - line.difference)
         for line in lines
         if line.mean is not None and line.difference is not None
@@ -331,10 +349,16 @@ def as_data(
         "scale": scale,
         "protocol": experiment.words(scale),
         "reduction": None if scale == "paper" else experiment.words(scale),
-        "notes": list(experiment.all_notes),
+        "notes": list(notes_of(experiment, lines)),
         "doubts": list(doubts),
         "numbers": [number_of(line) for line in lines],
     }
+
+
+def notes_of(experiment: Experiment, lines: Sequence[Comparison]) -> tuple[str, ...]:
+    """The notes of a table, and what "N/C" means where that stands in it."""
+    lost = any(line.diverged or line.published == LOST for line in lines)
+    return (*experiment.all_notes, *([CHANCE] if lost else []))
 
 
 def number_of(line: Comparison) -> dict[str, Any]:

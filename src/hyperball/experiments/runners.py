@@ -74,12 +74,29 @@ class Job:
         if not (self.folder / RECORD).exists():
             return "there is no finished run"
         try:
-            Record.read(self.folder)
             known = Recipe.from_file(self.folder / RECIPE)
+            strange = foreign(Record.read(self.folder), known)
         except (FileError, RecipeError) as error:
             return str(error)
+        if strange:
+            return f"{self.folder / RECORD} is of another recipe than {RECIPE} beside it: {strange}"
         difference = unlike(known, self.cell.recipe)
         return f"{self.folder} holds a run of another recipe: {difference}" if difference else ""
+
+
+def foreign(record: Record, known: Recipe) -> str:
+    """Where a record's own recipe is not that of its folder, of what determines numbers; "" where it is.
+
+    The folder in which the network that a run begins with lay may be called otherwise.
+    """
+    try:
+        own = Recipe.from_dict(record.recipe)
+    except RecipeError as error:
+        return f"that of the record cannot be read ({error})"
+    starts = [recipe.start.weights for recipe in (own, known)]
+    if all(starts) and len({Path(str(start)).parts[-2:] for start in starts}) == 1:
+        own = own.override({"start.weights": starts[1]})
+    return unlike(own, known)
 
 
 @dataclass(frozen=True)

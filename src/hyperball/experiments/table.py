@@ -128,10 +128,13 @@ class Experiment:
         """What a scale makes of the published protocol."""
         if scale == "quick":
             return self.reduction.words
+        coarse = sorted({entry.recipe.precision for entry in self.entries} - {"fp32"})
+        precision = f"{' and '.join(coarse)} instead of the papers' fp32" if coarse else ""
         if scale == "paper":
-            return self.protocol
+            return "; ".join(filter(None, (self.protocol, precision)))
         told = f"the schedule compressed by {COMPRESSIONS[scale]}, milestones likewise"
-        return f"{told}; {'all else as published' if self.protocol == PUBLISHED else self.protocol}"
+        other = "" if self.protocol == PUBLISHED else self.protocol
+        return "; ".join(filter(None, (told, other, precision, "all else as at the scale paper")))
 
     @property
     def all_notes(self) -> tuple[str, ...]:

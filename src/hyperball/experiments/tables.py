@@ -50,3 +50,15 @@ def trained(name: str) -> Experiment:
         experiment(name)
         raise ValueError(f"{name} is a table of times; the others are {', '.join(TRAINED)}")
     return TRAINED[name]()
+
+
+def is_part(table: Experiment) -> bool:
+    """Whether all cells of a table are those of another, after which its family is called: a figure of their curves."""
+    return table.family in TABLES
+
+
+def whole_of(table: Experiment) -> Experiment:
+    """The table of which another is a part; a table that is none is its own."""
+    whole = TABLES[table.family]() if table.family in TABLES else table
+    assert isinstance(whole, Experiment)
+    return whole

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -20,7 +21,7 @@ AUXILIARY = ("googlenet", "inception_v3")
 CONVERT_OPTIONS = (
     "magnitude", "angular", "weighting", "pool", "projection", "skip", "convolutions", "keep_shortcuts", "fuse"
 )  # fmt: skip
-SHARED_OPTIONS = (*CONVERT_OPTIONS, "batch", "pretrained", "num_classes", "enlarge")
+SHARED_OPTIONS = (*CONVERT_OPTIONS, "batch", "pretrained", "num_classes", "enlarge", "small_head")
 EXAMPLE_SIZE = (3, 224, 224)
 LARGER = {"inception_v3": (3, 299, 299)}
 
@@ -45,7 +46,8 @@ def create(source: str, name: str, num_classes: int | None, options: Mapping[str
 
     Where a function pools, a `batch` of inputs shows where; without one, random ones of the model's own input size do.
     Decoupled convolutions run in fused blocks on a GPU (`hyperball.convert.fuse_blocks`) unless fuse=False.
-    With `enlarge` images are enlarged to that side first.
+    With `enlarge` images are enlarged to that side first. With `small_head` the classifier of torchvision's AlexNet or
+    VGG is one linear layer on averages over all positions, as small images need no more.
     """
     given = dict(options)
     size = given.pop("enlarge", None)
@@ -63,8 +65,13 @@ def converted(source: str, name: str, num_classes: int | None, given: dict[str, 
     pretrained = given.pop("pretrained", False)
     if not isinstance(pretrained, bool):
         raise TypeError(f"`pretrained` must be True or False, got {pretrained!r}")
+    small = given.pop("small_head", False)
+    if not isinstance(small, bool):
+        raise TypeError(f"`small_head` must be True or False, got {small!r}")
     make = {"torchvision": from_torchvision, "timm": from_timm}[source]
     model = make(name, num_classes, pretrained, given)
+    if small:
+        shrink_head(model)
     if all(conversion.get(key) is None for key in ("magnitude", "pool", "projection")):
         return model
     from hyperball.convert.model import convert_model
@@ -157,6 +164,20 @@ def with_classes(model: nn.Module, num_classes: int) -> nn.Module:
         made = nn.Linear(old.in_features, num_classes, old.bias is not None)
         setattr(model.get_submodule(parent), last, made)
     return model
+
+
+def shrink_head(model: nn.Module) -> None:
+    """Global average pooling and one linear layer in place of the three that read 7×7 (AlexNet: 6×6) positions."""
+    pool, head = getattr(model, "avgpool", None), getattr(model, "classifier", None)
+    layers = [layer for layer in head if isinstance(layer, nn.Linear)] if isinstance(head, nn.Sequential) else []
+    if not isinstance(pool, nn.AdaptiveAvgPool2d) or len(layers) < 2 or not isinstance(pool.output_size, tuple):
+        raise ValueError(
+            f"`small_head` is for networks with a pooling and several linear layers at the end, such as torchvision's "
+            f"VGG and AlexNet, got {type(model).__name__}"
+        )
+    positions = math.prod(side or 1 for side in pool.output_size)
+    model.avgpool = nn.AdaptiveAvgPool2d(1)
+    model.classifier = nn.Linear(layers[0].in_features // positions, layers[-1].out_features)
 
 
 def from_timm(name: str, num_classes: int | None, pretrained: bool, options: dict[str, Any]) -> nn.Module:

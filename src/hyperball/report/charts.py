@@ -68,7 +68,8 @@ class Drawing:
 def draw(chart: Chart) -> Drawing:
     """Scale a chart to its picture; lines without a finite point are left out."""
     series = apart([entry for entry in map(cleaned, chart.series) if entry.points])
-    everything = [p for entry in series for line in (entry.points, *entry.thin, *edges(entry)) for p in line]
+    lines = [line for entry in series for line in (entry.points, *entry.thin, *edges(entry, chart.unit))]
+    everything = [point for line in lines for point in line]
     xs = [x for x, _ in everything]
     ys = [y for _, y in everything] + [value for value, _ in chart.references]
     log, log_x = (asked and bool(held) and min(held) > 0 for asked, held in ((chart.log, ys), (chart.log_x, xs)))
@@ -94,15 +95,17 @@ def apart(series: Sequence[Series]) -> tuple[Series, ...]:
     return tuple(found)
 
 
-def edges(series: Series) -> tuple[tuple[tuple[float, float], ...], ...]:
+def edges(series: Series, unit: str = "") -> tuple[tuple[tuple[float, float], ...], ...]:
     """The lower and the upper edge of a band."""
     if not series.band:
         return ()
     pairs = list(zip(series.points, series.band, strict=True))
-    least = 0.0 if min(y for _, y in series.points) >= 0 else -math.inf  # no band of an error rate lies below zero
+    heights = [y for _, y in series.points]
+    least = 0.0 if min(heights) >= 0 else -math.inf  # no band of an error rate lies below zero
+    most = 100.0 if unit.strip() == "%" and max(heights) <= 100 else math.inf  # nor above all
     return (
         tuple((x, max(y - width, least)) for (x, y), width in pairs),
-        tuple((x, y + width) for (x, y), width in pairs),
+        tuple((x, min(y + width, most)) for (x, y), width in pairs),
     )
 
 
@@ -157,7 +160,7 @@ def line(entry: Series, drawing: Drawing) -> Safe:
 
     parts = []
     if entry.band:
-        low, high = edges(entry)
+        low, high = edges(entry, drawing.chart.unit)
         parts.append(element("path", class_="band", d=path([*place(low), *reversed(place(high))]) + "Z"))
     parts += [element("path", class_="thin", d=path(place(thin))) for thin in entry.thin if thin]
     parts.append(element("path", class_="line", d=path(place(entry.points))))

@@ -131,9 +131,31 @@ def number_list(value: Any) -> list[float]:
     return [float(entry) for entry in value if is_number(entry)] if isinstance(value, list) else []
 
 
-def pairs(xs: list[Any], ys: list[Any]) -> tuple[tuple[float, float], ...]:
-    """The pairs of finite numbers."""
-    return tuple((float(x), float(y)) for x, y in zip(xs, ys) if is_number(x) and is_number(y))
+def all_numbers(tree: Mapping[str, Any], key: str, file: str) -> tuple[float, ...]:
+    """A list that holds finite numbers and nothing else."""
+    held = sequence(tree, key, file)
+    for entry in held:
+        if not is_number(entry):
+            raise RecordError(f"{file}: `{key}` must hold numbers, got {shown(entry)}")
+    return tuple(map(float, held))
+
+
+def pairs(tree: Mapping[str, Any], names: tuple[str, str], file: str) -> tuple[tuple[float, float], ...]:
+    """The pairs of finite numbers of two lists of one length, which hold numbers and gaps: NaN, infinity or null."""
+    xs, ys = (sequence(tree, name, file) for name in names)
+    same_length(names, xs, ys, file)
+    for name, held in zip(names, (xs, ys), strict=True):
+        for entry in held:
+            if entry is not None and type(entry) not in (float, int):
+                raise RecordError(f"{file}: `{name}` must hold numbers, got {shown(entry)}")
+    return tuple((float(x), float(y)) for x, y in zip(xs, ys, strict=True) if is_number(x) and is_number(y))
+
+
+def same_length(names: tuple[str, str], first: list[Any], second: list[Any], file: str) -> None:
+    """Refuse two lists of which one goes on where the other ends."""
+    if len(first) != len(second):
+        told = f"`{names[0]}` and `{names[1]}` must be of one length"
+        raise RecordError(f"{file}: {told}, got {len(first):,} and {len(second):,}")
 
 
 def flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from hyperball.report.files import (
     RecordError,
+    all_numbers,
     check_shares,
     clipped,
     flat,
@@ -163,13 +164,16 @@ def read_published(tree: Mapping[str, Any], path: Path, name: str) -> Published:
 
 
 def read_number(entry: Any, file: str) -> Number:
+    """One entry of a table: whatever is not of the form that a table has refuses it."""
     if not isinstance(entry, dict):
         raise RecordError(f"{file}: an entry of `numbers` must be an object, got {shown(entry)}")
-    published = entry.get("published")
-    if isinstance(published, float) and not math.isfinite(published):
-        published = None
-    if published is not None and not is_number(published):
-        published = clipped(published)
+    for key in ("row", "column"):
+        if not is_plain(entry.get(key, "")):
+            raise RecordError(f"{file}: `{key}` must be a text, got {shown(entry[key])}")
+    about = f"{file}: {clipped(entry.get('row', ''))}, {clipped(entry.get('column', ''))}"
+    for key in ("doubts", "seeds", "diverged"):
+        if not isinstance(entry.get(key, []), list):
+            raise RecordError(f"{about}: `{key}` must be a list, got {shown(entry[key])}")
     facts = {
         clipped(key): clipped(value) for key, value in entry.items() if key not in KNOWN and isinstance(value, str)
     }
@@ -178,11 +182,22 @@ def read_number(entry: Any, file: str) -> Number:
         if number_list(held):
             extra[clipped(key)] = statistics.fmean(number_list(held))
     return Number(
-        clipped(entry.get("row", "")), clipped(entry.get("column", "")), published,
-        tuple(number_list(entry.get("values"))), tuple(number_list(entry.get("best"))), texts(entry.get("doubts")),
-        facts, clipped(entry.get("kind", "published")), texts(entry.get("seeds")), extra,
+        clipped(entry.get("row", "")), clipped(entry.get("column", "")), papers_number(entry.get("published"), about),
+        all_numbers(entry, "values", about), all_numbers({"best": [], **entry}, "best", about),
+        texts(entry.get("doubts")), facts, clipped(entry.get("kind", "published")), texts(entry.get("seeds")), extra,
         texts(entry.get("diverged")),
     )  # fmt: skip
+
+
+def papers_number(value: Any, about: str) -> float | str | None:
+    """What a paper prints: a number, or a text such as "N/C"; None, like a number that is not finite, for nothing."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    if value is None or is_number(value):
+        return value
+    if not isinstance(value, str):
+        raise RecordError(f"{about}: `published` must be a number, a text or null, got {shown(value)}")
+    return clipped(value)
 
 
 def is_plain(value: Any) -> bool:
@@ -194,11 +209,7 @@ def read_attack(tree: Mapping[str, Any], path: Path, name: str) -> Attack:
     clean = mapping(tree, "clean", path.name).get("accuracy")
     if not is_number(clean):
         raise RecordError(f"{path.name}: `clean.accuracy` must be a number, got {shown(clean)}")
-    attacks = {
-        clipped(entry.get("attack")): float(entry["accuracy"])
-        for entry in sequence(tree, "attacks", path.name)
-        if isinstance(entry, dict) and is_number(entry.get("accuracy"))
-    }
+    attacks = {clipped(line["attack"]): float(line["accuracy"]) for line in attack_lines(tree, "attack", path.name)}
     worst = tree.get("worst_case")
     check_shares({"clean.accuracy": clean, "worst_case": worst, **attacks}, path.name)
     return Attack(
@@ -209,7 +220,7 @@ def read_attack(tree: Mapping[str, Any], path: Path, name: str) -> Attack:
 
 def read_robustness(tree: Mapping[str, Any], path: Path, name: str) -> Robustness:
     """What `hyperball.attacks.robustness_curve` writes."""
-    points = pairs(sequence(tree, "values", path.name), sequence(tree, "accuracies", path.name))
+    points = pairs(tree, ("values", "accuracies"), path.name)
     if not points:
         raise RecordError(f"{path.name}: `values` and `accuracies` share no finite numbers")
     check_shares({f"accuracies at {x:g}": y for x, y in points}, path.name)
@@ -225,7 +236,7 @@ def read_robust_cell(tree: Mapping[str, Any], path: Path, name: str) -> RobustCe
     held = tree.get("conditions")
     conditions = held if isinstance(held, dict) else {}
     natural, cell = mapping(tree, "natural", path.name), mapping(tree, "cell", path.name)
-    lines = [line for line in sequence(tree, "attacks", path.name) if is_attack(line)]
+    lines = attack_lines(tree, "name", path.name)
     shares = {"natural.accuracy": natural.get("accuracy"), "worst_case": tree.get("worst_case")}
     check_shares({**shares, **{line["name"]: line["accuracy"] for line in lines}}, path.name)
     budgets: dict[tuple[str, ...], list[dict[str, Any]]] = {}
@@ -241,7 +252,7 @@ def read_robust_cell(tree: Mapping[str, Any], path: Path, name: str) -> RobustCe
             {clipped(line["name"]): float(line["accuracy"]) for line in members},
             float(worst) if whole and is_number(worst) else None, doubts,
         ))  # fmt: skip
-    sweeps = objects(tree.get("sweeps"))
+    sweeps = objects(sequence({"sweeps": [], **tree}, "sweeps", path.name))
     curves = [sweep_curve(entry, conditions, path, name) for entry in sweeps]
     check_shares({f"{c.conditions['attack']} at {x:g}": y for c in curves for x, y in c.points}, path.name)
     label = f"{clipped(cell.get('row', ''))}, {clipped(cell.get('column', ''))}"
@@ -251,12 +262,17 @@ def read_robust_cell(tree: Mapping[str, Any], path: Path, name: str) -> RobustCe
     )  # fmt: skip
 
 
-def is_attack(line: Any) -> bool:
-    return isinstance(line, dict) and isinstance(line.get("name"), str) and is_number(line.get("accuracy"))
+def attack_lines(tree: Mapping[str, Any], name: str, file: str) -> list[dict[str, Any]]:
+    """What a record has of each attack, by a name and with an accuracy."""
+    lines = sequence(tree, "attacks", file)
+    for line in lines:
+        if not (isinstance(line, dict) and isinstance(line.get(name), str) and is_number(line.get("accuracy"))):
+            raise RecordError(f"{file}: an entry of `attacks` must have `{name}` and `accuracy`, got {shown(line)}")
+    return lines
 
 
 def sweep_curve(entry: Mapping[str, Any], conditions: Mapping[str, Any], path: Path, name: str) -> Robustness:
-    points = pairs(*(held if isinstance(held := entry.get(key), list) else [] for key in ("epsilon", "accuracy")))
+    points = pairs(entry, ("epsilon", "accuracy"), path.name)
     shared = {**conditions, "attack": entry.get("name"), "images": entry.get("images")}
     return Robustness(name, path, "epsilon", points, shared, ())
 
@@ -287,9 +303,10 @@ def read_part(name: str, held: Mapping[str, Any]) -> Part:
 
 
 def plain_facts(tree: Mapping[str, Any], *without: str) -> dict[str, str]:
-    """The texts and numbers of a mapping, versions among them, as texts."""
+    """The texts, numbers and answers (yes or no) of a mapping, versions among them, as texts."""
     versions = tree.get("versions")
     held = {**tree, **(versions if isinstance(versions, dict) else {})}
+    held = {key: ("yes" if value else "no") if isinstance(value, bool) else value for key, value in held.items()}
     return {clipped(key): texts([value])[0] for key, value in held.items() if key not in without and is_plain(value)}
 
 

@@ -101,6 +101,17 @@
     });
   }
 
+  // Words above a table say that it goes on to the right, until its end is seen.
+  const goesOn = (scroll) => {
+    scroll.parentNode.classList.toggle("goes-on", scroll.scrollLeft + scroll.clientWidth < scroll.scrollWidth - 1);
+  };
+  const sizes = new ResizeObserver((entries) => entries.forEach(({ target }) => goesOn(target.closest(".scroll"))));
+  for (const scroll of all(".scroll")) {
+    scroll.addEventListener("scroll", () => goesOn(scroll), { passive: true });
+    sizes.observe(scroll);
+    sizes.observe(scroll.firstElementChild);
+  }
+
   // Sorting: numbers by value, texts by their words; empty cells stay last.
   function key(row, column) {
     const cell = row.cells[column];

@@ -7,7 +7,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperball.report.files import RecordError, clipped, is_number, pairs, sequence, shown, texts
+from hyperball.report.files import (
+    RecordError,
+    all_numbers,
+    clipped,
+    is_number,
+    pairs,
+    same_length,
+    sequence,
+    shown,
+    texts,
+)
 
 MOST_FILTERS, LARGEST_FILTER, MOST_SERIES = 256, 64, 24
 
@@ -58,18 +68,28 @@ class Curves:
 
 
 def read_features(tree: Mapping[str, Any], path: Path, name: str) -> Features:
+    """Points [n][2] with a label each; a point that is not finite is no mistake, and is not drawn."""
     points, labels = sequence(tree, "points", path.name), sequence(tree, "labels", path.name)
+    same_length(("points", "labels"), points, labels, path.name)
+    told = f"{path.name}: `points` must be pairs of numbers, one a label"
+    for point in points:
+        if not is_pair(point):
+            raise RecordError(f"{told}, got {shown(point)}")
     kept = [
         ((float(point[0]), float(point[1])), clipped(label))
-        for point, label in zip(points, labels)
-        if isinstance(point, list) and len(point) == 2 and all(map(is_number, point))
+        for point, label in zip(points, labels, strict=True)
+        if all(map(is_number, point))
     ]
     if not kept:
-        raise RecordError(f"{path.name}: `points` must be pairs of numbers, one a label")
+        raise RecordError(told)
     return Features(
         name, clipped(tree.get("title", path.stem)), tuple(p for p, _ in kept), tuple(label for _, label in kept),
         note(tree),
     )  # fmt: skip
+
+
+def is_pair(point: Any) -> bool:
+    return isinstance(point, list) and len(point) == 2 and all(x is None or type(x) in (float, int) for x in point)
 
 
 def read_filters(tree: Mapping[str, Any], path: Path, name: str) -> Filters:
@@ -101,12 +121,11 @@ def read_curves(tree: Mapping[str, Any], path: Path, name: str) -> Curves:
     for entry in series[:MOST_SERIES]:
         if not isinstance(entry, dict):
             raise RecordError(f"{path.name}: an entry of `series` must be an object, got {shown(entry)}")
-        xs, ys = sequence(entry, "x", path.name), sequence(entry, "y", path.name)
-        band = entry.get("band")
-        whole = isinstance(band, list) and len(band) == len(xs) == len(ys) and all(map(is_number, (*band, *xs, *ys)))
-        lines.append(
-            Line(clipped(entry.get("name", "")), pairs(xs, ys), tuple(map(float, band or ())) if whole else ())
-        )
+        points = pairs(entry, ("x", "y"), path.name)
+        band = all_numbers(entry, "band", path.name) if entry.get("band") else ()
+        if band:
+            same_length(("y", "band"), entry["y"], entry["band"], path.name)
+        lines.append(Line(clipped(entry.get("name", "")), points, band if len(band) == len(points) else ()))
     if not any(line.points for line in lines):
         raise RecordError(f"{path.name}: `series` must hold finite numbers `x` and `y`")
     return Curves(

@@ -23,6 +23,7 @@ from hyperball.report.files import (
     texts,
     walk,
 )
+from hyperball.verdicts import CLASSES, ends_at_chance
 
 __all__ = ["LeftOut", "Point", "RecordError", "Run", "Runs", "flat", "natural", "read_run", "read_runs"]
 
@@ -32,7 +33,9 @@ FORMAT = 1
 SHARES = ("top1", "top5")
 UNFINISHED = "unfinished"
 DIVERGED = "diverged"  # a record without results: the network did not converge
-LOST = "N/C"  # the papers' word for it
+CHANGEABLE = ("log.", "engine.")  # parts of a recipe that do not determine numbers
+START = "start.weights"  # a folder, which may be called otherwise elsewhere
+OPTIONS = "model.options."  # a field that one recipe lacks is a default of another version; these have none
 MOST_LINES = 80
 VERSIONS = ("torch", "hyperball")
 
@@ -154,6 +157,8 @@ def read_run(folder: Path, name: str) -> Run:
         raise RecordError(f"{RECORD}: `format` must be {FORMAT}, got {shown(record.get('format'))}")
     if present(folder / RECIPE):
         recipe = read_object(folder / RECIPE)
+        if record is not None:
+            check_own(mapping(record, "recipe", RECORD), recipe)
     elif record is not None:
         recipe = mapping(record, "recipe", RECORD)
     else:
@@ -177,12 +182,43 @@ def read_run(folder: Path, name: str) -> Run:
         raise RecordError(f"{RECORD}: `results.last.top1` must be a number")
     for key, held in results.items():
         check_shares({f"results.{key}.{name}": held[name] for name in SHARES if name in held}, RECORD)
+    if told := at_chance(recipe, results["last"]):
+        timing = numbers(mapping(record, "timing", RECORD))
+        notes = (told, *texts(record.get("notes")))
+        return Run(
+            name, folder, recipe, DIVERGED, {}, timing, conditions(record), notes, *curves, scale=scale_of(record)
+        )  # fmt: skip
     measured, troubles = measured_conditions(folder)
     return Run(
         name, folder, recipe, clipped(record.get("status", "unknown")), results,
         numbers(mapping(record, "timing", RECORD)), conditions(record), texts(record.get("notes")), *curves,
         has_nonfinite(found["last"]), measured, scale_of(record), troubles,
     )  # fmt: skip
+
+
+def check_own(own: Mapping[str, Any], recipe: Mapping[str, Any]) -> None:
+    """Refuse a record of another recipe than that beside it, but for what does not determine numbers."""
+    held, known = flat(own), flat(recipe)
+    for name in {**known, **held}:
+        both = name in held and name in known
+        if name.startswith(CHANGEABLE) or not (both or name.startswith(OPTIONS)):
+            continue
+        here, there = held.get(name), known.get(name)
+        same_start = name == START and here is not None and there is not None
+        if here != there and not same_start:
+            raise RecordError(
+                f"{RECORD} is of another recipe than {RECIPE} beside it: `{clipped(name)}` is {shown(here)} there and "
+                f"{shown(there)} here"
+            )
+
+
+def at_chance(recipe: Mapping[str, Any], last: Mapping[str, float]) -> str:
+    """That a network ended no better than guessing, in words; nothing where it is better, or the set is none known."""
+    tree = flat(recipe)
+    data = tree.get("data.name")
+    if not ends_at_chance(data, last, tree.get("data.test_size")):
+        return ""
+    return f"did not converge: {100 * last['top1']:.2f} % at the end is chance among {CLASSES[str(data)]:,} classes"
 
 
 def scale_of(record: Mapping[str, Any]) -> str:

@@ -17,11 +17,20 @@ from hyperball.report.sections import lines as curves
 from hyperball.report.sections.bench import bench_sections
 from hyperball.report.sections.figures import figure_section, galleries, geometry_section
 from hyperball.report.sections.join import Joined
-from hyperball.report.sections.published import compares, doubts_of, finding, published_section, tone
+from hyperball.report.sections.published import (
+    compares,
+    doubts_of,
+    finding,
+    is_share,
+    pairs_in_order,
+    published_section,
+    tone,
+)
 from hyperball.report.sections.robustness import robustness_section
 from hyperball.report.tables import Cell, Group, Table, family, group, group_table, run_table, trimmed
+from hyperball.verdicts import APART, NEAR
 
-DRAWN_ANYWAY = ("convergence", "radii")  # from the runs themselves, with a line for every cell
+DRAWN_ANYWAY = ("convergence", "convergence-training", "radii")  # from the runs themselves, with a line for every cell
 MOST_RUNS, FEW_RUNS, MOST_RADII = 2000, 8, 4
 OWN = "Runs of no published table."
 LAST = "Every result is that of the last iterate, as mean ± standard deviation over seeds."
@@ -103,27 +112,52 @@ def counted(found: Found) -> str:
 
 
 def overview(joined: Sequence[Joined]) -> Section | None:
-    """One row a table and scale: how many cells are done, and how near they are to the paper."""
+    """One row a table and scale: how many cells are done, and how near they are to the paper.
+
+    A table whose cells are all another's, such as a figure of its curves, has no row of its own.
+    """
     if not joined:
         return None
     rows = []
-    for entry in joined:
+    for entry in (entry for entry in joined if not is_part(entry, joined)):
         table, done = entry.table, [line for line in entry.lines if line.is_done]
         known = [line for line in done if compares(line) and table.scale == "paper"]
         near = sum(tone(table, line) in ("better", "near") for line in known)
         seeds = [line.seeds for line in done]
         doubts = len(doubts_of(entry.lines))
+        kept, pairs = pairs_in_order(done) if is_share(table.metric) else (0, 0)
         spans = f"{min(seeds)}–{max(seeds)}" if seeds and min(seeds) < max(seeds) else str(max(seeds, default=0))
         rows.append((
             Cell(table.title, tip=f"{table.name}\n{finding(table, entry.lines, done)}"), Cell(table.experiment),
             Cell(table.scale, tip=table.protocol),
             Cell(f"{len(done)} of {len(entry.lines)}", sort=len(done) / max(len(entry.lines), 1)),
+            Cell(f"{kept} of {pairs}" if pairs else "–", sort=kept / pairs if pairs else None),
             Cell(f"{near} of {len(known)}" if known else "–", sort=near / len(known) if known else None),
             Cell(spans, sort=min(seeds, default=0)), Cell(str(doubts) if doubts else "–", sort=doubts),
         ))  # fmt: skip
-    columns = ("table", "name", "scale", "cells done", "within 1.5 points or better", "seeds", "doubts")
-    lead = "Only runs of the published schedule are held against the paper; shorter ones show the ordering alone."
+    columns = (
+        "table", "name", "scale", "cells done", "pairs in the paper's order", f"within {NEAR:g} points or better",
+        "seeds", "doubts",
+    )  # fmt: skip
+    lead = (
+        "Only runs of the published schedule are held against the paper; shorter ones show the ordering alone: of "
+        f"the pairs in a row or column that the paper has {APART:g} point or more apart, how many are in its order."
+    )
     return Section("At a glance", lead, (trimmed(Table(columns, tuple(rows), 3)),), part="overview")
+
+
+def is_part(entry: Joined, joined: Sequence[Joined]) -> bool:
+    """Whether another table of the same runs has all cells of a table, and more."""
+    return any(
+        entry.table.folder == other.table.folder
+        and entry.table.scale == other.table.scale
+        and cells_of(entry) < cells_of(other)
+        for other in joined
+    )
+
+
+def cells_of(entry: Joined) -> set[tuple[str, str]]:
+    return {(number.row, number.column) for number in entry.table.numbers}
 
 
 def data_section(name: str, runs: Sequence[Run], table: Published | None = None) -> Section:
@@ -157,7 +191,7 @@ def beside(table: Published) -> str:
 
 
 def has_radii(entry: Group) -> bool:
-    return sum(bool(point.radii) for point in entry.counted[0].evaluations) > 1
+    return any(point.radii for point in entry.counted[0].evaluations)
 
 
 def radii(entry: Group) -> Chart:

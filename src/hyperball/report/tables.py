@@ -9,10 +9,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from hyperball.experiments.text import SCATTERED
+from hyperball.experiments.text import spread as over_seeds
 from hyperball.report.doubts import Doubt
 from hyperball.report.drawing.svg import Safe
 from hyperball.report.files import clipped, flat
-from hyperball.report.records import LOST, UNFINISHED, Run
+from hyperball.report.records import UNFINISHED, Run
 
 MISSING = "–"
 BASELINE = "baseline"
@@ -41,6 +43,12 @@ class Cell:
     plot: Safe | None = None
     doubted: bool = False
 
+    @property
+    def parts(self) -> tuple[str, str]:
+        """A number over seeds, and what is told of them: the seeds themselves and how many have no number."""
+        at = min((found for mark in ("{", "[") if (found := self.text.find(f" {mark}")) > 0), default=len(self.text))
+        return self.text[:at], self.text[at + 1 :]
+
 
 @dataclass(frozen=True)
 class Table:
@@ -59,6 +67,17 @@ class Table:
     heading: str = ""
     table: str = ""
     scale: str = ""
+
+    @property
+    def told(self) -> str:
+        """The caption, and what brackets and braces mean where there are any."""
+        marks = {mark for row in self.rows for cell in row[self.texts :] for mark in cell.parts[1]}
+        words = (
+            ("{", f"{{…}}: each seed, where their standard deviation is above {SCATTERED:g}"),
+            ("[", "[1 of 3]: so many of the networks have a number"),
+        )
+        said = "; ".join(text for mark, text in words if mark in marks)
+        return f"{self.caption} {said}.".strip() if said else self.caption
 
 
 @dataclass(frozen=True)
@@ -174,11 +193,14 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
     return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.{digits}f}"
 
 
-def ending(values: Sequence[float], lost: int, digits: int = 2) -> str:
-    """mean ± standard deviation, and how many networks did not converge: "24.10 ± 0.20 (1 N/C)", or "N/C" alone."""
-    if not lost:
-        return spread(values, digits)
-    return f"{spread(values, digits)} ({lost} {LOST})" if values else LOST
+def ending(values: Sequence[float], lost: int = 0, networks: int = 0) -> str:
+    """mean ± standard deviation in percent as all tables of the laboratory tell it, and where seeds lack a number.
+
+    "24.10 ± 0.20 (1 N/C)" or "N/C" alone; "12.67 ± 21.94 {0.0, 0.0, 38.0}" where seeds are far apart; "38.11 [1 of 3]"
+    where `networks` are more than have one.
+    """
+    ended = len(values) + lost
+    return over_seeds(values, lost) + (f" [{ended} of {networks}]" if 0 < ended < networks else "")
 
 
 def trimmed(table: Table, missing: int = 0) -> Table:

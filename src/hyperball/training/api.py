@@ -119,7 +119,8 @@ def load_model(
     With `average`, the averaged weights where the recipe kept some.
     """
     recipe = read_recipe(run_dir)
-    return _trained(recipe, load_set(recipe.data, Source(data_root, dataset=dataset)), Path(run_dir), average)
+    found = load_set(recipe.data, Source(data_root, dataset=dataset), used=())
+    return _trained(recipe, found, Path(run_dir), average)
 
 
 def _trained(recipe: Recipe, dataset: Dataset, run_dir: Path, average: bool) -> Network:
@@ -149,11 +150,11 @@ def evaluate(
     recipe = read_recipe(run_dir)
     with settings(recipe):
         engine = build_engine(recipe, accelerator)
-        own = load_set(recipe.data, Source(data_root, dataset=dataset))
+        own = load_set(recipe.data, Source(data_root, dataset=dataset), used=("test",) if data is None else ())
         network = _trained(recipe, own, Path(run_dir), average).to(engine.device)
         chosen = recipe.data if data is None else for_evaluation(data, recipe.data)
         held_set = dataset if chosen.name == recipe.data.name else None
-        other = own if data is None else load_set(chosen, Source(data_root, dataset=held_set))
+        other = own if data is None else load_set(chosen, Source(data_root, dataset=held_set), used=("test",))
         if other.classes != own.classes:
             raise RecipeError(f"`data` must have the {len(own.classes)} classes of {own.name}, got {other.name}")
         captured: Decision = decide_capture(recipe, engine.device.type, 1, False)

@@ -8,7 +8,7 @@ import torch
 import torch.distributed
 from torch import Tensor, nn
 
-from hyperball import data
+from hyperball import data, graphs
 from hyperball.data import Dataset, Files, Samples
 from hyperball.data.augment import to_float
 from hyperball.training.engine import Decision, Engine
@@ -86,13 +86,14 @@ class Evaluator:
 
     def capture(self) -> None:
         """Record `body`, which ran before; without success it goes on eagerly."""
+
+        def body() -> None:
+            self.logits = self.body()
+
+        torch.cuda.empty_cache()
         try:
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self.logits = self.body()
-            self.graph = graph
+            self.graph = graphs.capture(body)
         except RuntimeError as failure:
-            torch.cuda.synchronize()
             self.captured = Decision(False, f"an evaluation cannot be captured: {first_line(failure)}")
 
     def streamed(self, split: Files) -> tuple[Tensor, Tensor]:

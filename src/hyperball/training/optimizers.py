@@ -8,7 +8,10 @@ import torch
 from torch import nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from hyperball.convert.structure import find_classifier
+from hyperball.models.classified import Classified
 from hyperball.optim.parameters import NORMS, parameter_groups
+from hyperball.training.fields import RecipeError
 from hyperball.training.recipe import OptimizerConfig
 
 RADII = ("log_radius", "log_c", "logit_shape")  # what projections and robust pooling learn
@@ -19,12 +22,14 @@ def groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
     found = parameter_groups(model, config.weight_decay, radius_lr=config.radius_lr)
     kinds = {path: group["name"] for group in found for path in group["param_names"]}
     parameters = {path: parameter for path, parameter in model.named_parameters() if path in kinds}
-    norms = {id(item) for module in model.modules() if isinstance(module, NORMS) for item in module.parameters()}
+    with_decay, spared = exceptions(model, config.decay)
     for path, parameter in parameters.items():
         if path.rpartition(".")[2] in RADII:
             kinds[path] = "radius" if config.radius_lr is not None else "no_decay"
-        elif config.decay == "weights+norms" and id(parameter) in norms:
+        elif id(parameter) in with_decay:
             kinds[path] = "decay"
+        elif id(parameter) in spared and kinds[path] == "decay":
+            kinds[path] = "no_decay"
         if config.decay == "all" and kinds[path] == "no_decay":
             kinds[path] = "decay"
     rates = {"decay": config.lr, "no_decay": config.lr, "radius": config.radius_lr}
@@ -40,6 +45,30 @@ def groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:
         for name, rate in rates.items()
         if name in kinds.values()
     ]
+
+
+def exceptions(model: nn.Module, decay: str) -> tuple[set[int], set[int]]:
+    """By identity: which parameters a `decay` adds to those that `parameter_groups` decays, and which it spares."""
+    norms = {id(item) for module in model.modules() if isinstance(module, NORMS) for item in module.parameters()}
+    if decay == "weights+norms":
+        return norms, set()
+    if decay == "classifier+norms":
+        kept = {id(item) for item in classifier_of(model).parameters()}
+        return norms, {id(item) for item in model.parameters()} - kept
+    return set(), set()
+
+
+def classifier_of(model: nn.Module) -> nn.Module:
+    """The layer that gives the logits: what a model of ours says it is, or else what looks like one."""
+    if isinstance(model, Classified):
+        return model.get_classifier()
+    path = find_classifier(model)
+    if path is None:
+        raise RecipeError(
+            f'`optimizer.decay` "classifier+norms" needs a network with a linear classifier, got '
+            f"{type(model).__name__}, whose last layer with weights is none"
+        )
+    return model.get_submodule(path)
 
 
 def build(model: nn.Module, config: OptimizerConfig, device: torch.device) -> Optimizer:

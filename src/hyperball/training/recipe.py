@@ -112,7 +112,8 @@ class OptimizerConfig(Section):
 
     Args:
         decay: "weights" spares decoupled weights, normalization, radii and biases (`hb.optim.parameter_groups`);
-            "weights+norms" decays normalization too, as the authors of Decoupled Networks do; "all" spares nothing.
+            "weights+norms" decays normalization too, as the authors of Decoupled Networks do; "classifier+norms" spares
+            all other weights then, of plain filters too; "all" spares nothing.
         radius_lr: the learning rate of radii and of all else that operators learn; None is `lr`.
         radius_schedule: "same" follows the schedule, "constant" does not.
     """
@@ -125,7 +126,7 @@ class OptimizerConfig(Section):
     betas: tuple[float, float] = (0.9, 0.999)
     eps: float = 1e-8
     weight_decay: float = 0.0
-    decay: Literal["weights", "weights+norms", "all"] = "weights"
+    decay: Literal["weights", "weights+norms", "classifier+norms", "all"] = "weights"
     radius_lr: float | None = None
     radius_schedule: Literal["same", "constant"] = "same"
 

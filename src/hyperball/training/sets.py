@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +16,7 @@ from hyperball.training.fields import RecipeError
 from hyperball.training.recipe import DataConfig, Recipe
 
 OUTLIER_SEEDS = {"train": 1, "test": 2}
+SPLITS = tuple(OUTLIER_SEEDS)
 
 
 @dataclass(frozen=True)
@@ -26,16 +28,23 @@ class Source:
     dataset: Dataset | None = None
 
 
-def load_set(config: DataConfig, source: Source = Source()) -> Dataset:  # noqa: B008 (frozen)
-    """The set that a recipe names, with as many samples and points as it says, and its outliers."""
+def load_set(
+    config: DataConfig,
+    source: Source = Source(),  # noqa: B008 (frozen)
+    used: Collection[str] = SPLITS,
+) -> Dataset:
+    """The set that a recipe names, with as many samples and points as it says, and its outliers.
+
+    Clouds of a split that is not `used` keep their points: outliers for many thousands of them take seconds.
+    """
     dataset = source.dataset or data.load(config.name, source.root, download=source.download)
-    for split in ("train", "test"):
+    for split in SPLITS:
         size, count = getattr(config, f"{split}_size"), len(getattr(dataset, split))
         if size is not None and size > count:
             raise RecipeError(f"`data.{split}_size` must be at most the {count} samples of {dataset.name}, got {size}")
     dataset = dataset.subset(config.train_size, config.test_size)
     check_kind(config, dataset)
-    for split in ("train", "test"):
+    for split in used:
         samples = getattr(dataset, split)
         if config.points is not None:
             samples = samples.with_points(config.points)

@@ -11,6 +11,7 @@ import torch.distributed
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from hyperball import graphs
 from hyperball.convert import Homotopy
 from hyperball.optim import WeightedGradients
 from hyperball.training.average import Average
@@ -300,15 +301,13 @@ class Step:
                 for _ in range(WARMUPS):
                     self.body()
             torch.cuda.current_stream().wait_stream(side)
-            graph = torch.cuda.CUDAGraph()
             self.parts.inner.zero_grad(set_to_none=True)
-            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
-                self.body()
+            torch.cuda.empty_cache()
+            self.graph = graphs.capture(self.body)
         except RuntimeError as failure:
             torch.cuda.synchronize()
             self.parts.inner.zero_grad(set_to_none=True)
             return Decision(False, f"the step cannot be captured: {first_line(failure)}")
-        self.graph = graph
         return self.captured
 
 

@@ -15,7 +15,7 @@ TEST_FOLDERS = ("val", "validation", "test")
 
 @dataclass(frozen=True)
 class Layout:
-    """An image-folder set: where it lies, the folder names that have a readable class name, the official counts."""
+    """An image-folder set: where it lies, readable class names by the official folders, the official counts."""
 
     name: str
     folders: tuple[str, ...]
@@ -43,9 +43,13 @@ FOLDER = Layout("folder", ("folder",))
 
 
 def read_folder(root: Path, layout: Layout) -> Dataset:
-    """The files of both splits; a class is a folder of `train`, and its label is its place in alphabetical order."""
+    """The files of both splits; a class is a folder of `train`, and its label its place in alphabetical order.
+
+    Where folders have readable names in place of the official ones, the order is that of the official ones.
+    """
     folder = locate(root, layout.name, layout.folders, "train")
-    classes = subfolders(folder / "train")
+    official = {name: key for key, name in layout.names.items()}
+    classes = tuple(sorted(subfolders(folder / "train"), key=lambda name: official.get(name, name)))
     if not classes:
         raise DataError(f"{folder / 'train'} has no folders; it should have one a class")
     if layout.classes is not None and len(classes) != layout.classes:

@@ -16,6 +16,7 @@ MOST_BARS, MOST_FIGURES, MOST_ROWS = 40, 10, 1000
 PLACES = ("case", "shape", "network", "model", "batch")  # what was measured, which groups bars
 SUBJECTS = ("subject", "operator", "kernel", "variant")  # what a bar stands for
 SHARED = ("work", "mode", "dtype", "how")  # under which conditions, which separates figures
+DAY = len("2026-11-16")  # of a date and time
 SIZES = ("batch", "n", "size", "length", "points", "elements", "channels", "width")
 
 
@@ -31,18 +32,34 @@ def bench_section(record: Bench) -> Section:
         bars, said = first_of(part_bars(part), MOST_FIGURES, f"figures of {part.name}")
         figures += [*bars, *fit_charts(part)]
         cut += [f"{said}; the table has all."] if said else []
-    facts = [f"{key}: {value}" for key, value in record.conditions.items()]
-    for part in record.parts:
-        facts += [f"{part.name}: {note}" for note in part.notes]
     held = record.parts[0].conditions
     device = record.conditions.get("device", held.get("device", ""))
-    badges = [device, f"torch {held.get('torch', record.conditions.get('torch', '?'))}"]
+    badges = [device, f"torch {held.get('torch', record.conditions.get('torch', '?'))}", dates(record)]
     tables = tuple(part_table(part) for part in record.parts)
     return Section(
         f"Benchmark: {record.name.removesuffix('.json')}", record.what, tables, tuple(figures),
-        facts=tuple(facts), remarks=(*record.notes, *cut), badges=tuple(text for text in badges if text),
+        facts=tuple(facts_of(record)), remarks=(*record.notes, *cut), badges=tuple(text for text in badges if text),
         part="benchmarks",
     )  # fmt: skip
+
+
+def facts_of(record: Bench) -> list[str]:
+    """The conditions of a record and those that all its parts share, then what is told of single parts."""
+    first = record.parts[0].conditions
+    shared = {key: first[key] for key in first if all(part.conditions.get(key) == first[key] for part in record.parts)}
+    facts = [f"{key.replace('_', ' ')}: {value}" for key, value in {**shared, **record.conditions}.items()]
+    for part in record.parts:
+        own = {key: value for key, value in part.conditions.items() if key not in shared}
+        told = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in own.items())
+        facts += [f"{part.name}: {text}" for text in (told, *part.notes) if text]
+    return facts
+
+
+def dates(record: Bench) -> str:
+    """The day that a benchmark was measured on, or the first and the last of several; "undated" where none is told."""
+    held = [where.get("date", "")[:DAY] for where in (record.conditions, *(part.conditions for part in record.parts))]
+    days = sorted(filter(None, held))
+    return " to ".join(dict.fromkeys((days[0], days[-1]))) if days else "undated"
 
 
 def part_bars(part: Part) -> list[Bars]:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hyperball.report.doubts import Doubt, distinct
 from hyperball.report.files import clipped
 from hyperball.report.kinds import Number, Published, RobustCell
 from hyperball.report.records import UNFINISHED, Run
-from hyperball.report.tables import Group, ending, family, family_of, group
+from hyperball.report.tables import BASELINE, Group, ending, family, family_of, group
 
 ERRORS = {"error": "top1", "top5_error": "top5"}
 
@@ -20,7 +20,8 @@ ERRORS = {"error": "top1", "top5_error": "top5"}
 class Line:
     """One cell: the published number, and ours from runs of one recipe; `values` are the last iterates by seed.
 
-    `lost` are the seeds whose networks did not converge; where none did, `runs` are theirs.
+    `lost` are the seeds whose networks did not converge; where none did, `runs` are theirs. `networks` are all that
+    were trained, of which some may have no number under an attack or condition.
     """
 
     number: Number
@@ -30,6 +31,7 @@ class Line:
     doubts: tuple[Doubt, ...] = ()
     variant: str = ""
     lost: tuple[str, ...] = ()
+    networks: int = 0
 
     @property
     def is_done(self) -> bool:
@@ -43,11 +45,12 @@ class Line:
 
     @property
     def text(self) -> str:
-        return ending(self.values, len(self.lost))
+        return ending(self.values, len(self.lost), self.networks)
 
     @property
     def operator(self) -> str:
-        return family(self.runs[0].recipe) if self.runs else family_of(self.number.row)
+        named = family_of(self.number.row)
+        return family(self.runs[0].recipe) if self.runs and named != BASELINE else named
 
     @property
     def mean(self) -> float | None:
@@ -94,10 +97,24 @@ class Joined:
         runs, condition = self.runs_of(number)
         ended = [run for run in runs if run.status != UNFINISHED]
         if not ended:
-            return [Line(number, number.values, number.best, doubts=told(number), lost=number.diverged)]
+            lost, networks = number.diverged, self.told_networks(number)
+            return [Line(number, number.values, number.best, doubts=told(number), lost=lost, networks=networks)]
         groups = group(ended)
         many = len(groups) > 1
-        return [self.line(number, held, condition, held.label if many else "") for held in groups]
+        lines = [self.line(number, held, condition, held.label if many else "") for held in groups]
+        return [replace(line, networks=len(held.runs)) for line, held in zip(lines, groups, strict=True)]
+
+    def told_networks(self, number: Number) -> int:
+        """How many networks a row has by the table itself: those with a number without attack or condition."""
+        base = self.split(number.column)[0]
+        return max(
+            (
+                len(one.values) + len(one.diverged)
+                for one in self.table.numbers
+                if (one.row, one.column) == (number.row, base)
+            ),
+            default=0,
+        )
 
     def runs_of(self, number: Number) -> tuple[list[Run], str]:
         """The runs of a cell, and the condition they were tested under where the column names one."""

@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from hyperball.report.charts import COLORS, Chart, Series
 from hyperball.report.records import Point, Run
-from hyperball.report.tables import family_of
+from hyperball.report.tables import family, family_of
 
 Entry = TypeVar("Entry")
 MOST_LINES = 12
@@ -92,12 +92,21 @@ def accuracy(point: Point) -> float | None:
     return None if top1 is None else 100 * top1
 
 
+def trained(point: Point, is_error: bool) -> float | None:
+    """The error, or the accuracy, in percent, of the batches of training before a report."""
+    share = point.values.get("accuracy")
+    return None if share is None else 100 * (1 - share if is_error else share)
+
+
 def loss(point: Point) -> float | None:
     return point.values.get("loss")
 
 
 def radii_chart(name: str, run: Run) -> Chart:
-    """The mean radius of every layer over the steps of one run."""
+    """The mean radius of every layer over the steps of one run; over the layers where it was evaluated once."""
+    measured = [point for point in run.evaluations if point.radii]
+    if len(measured) == 1:
+        return one_time_radii(name, run, measured[0])
     layers = list(dict.fromkeys(layer for point in run.evaluations for layer in point.radii))
     series = tuple(
         Series(
@@ -110,3 +119,11 @@ def radii_chart(name: str, run: Run) -> Chart:
     _, cut = first_of(layers, MOST_LINES, "layers")
     note = f"the mean of each layer, seed {run.seed}{'; ' if cut else ''}{cut}"
     return Chart(f"Radii: {name}", "step", "", series, note=note)
+
+
+def one_time_radii(name: str, run: Run, at: Point) -> Chart:
+    """The mean radius of every layer at one step, from the first layer to the last."""
+    layers, means = list(at.radii), list(at.radii.values())
+    points = tuple((float(depth), mean) for depth, mean in enumerate(means, 1))
+    note = f"the mean of each layer after {at.step:,.0f} steps, from {layers[0]} to {layers[-1]}, seed {run.seed}"
+    return Chart(f"Radii: {name}", "layer", "", (Series(name, points, 1, operator=family(run.recipe)),), note=note)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import statistics
 from collections.abc import Sequence
 from dataclasses import replace
@@ -13,14 +12,13 @@ from hyperball.report.drawing.svg import Safe, element, svg
 from hyperball.report.files import clipped
 from hyperball.report.kinds import Number, Published
 from hyperball.report.page import Gallery, Section
-from hyperball.report.records import LOST
-from hyperball.report.sections.join import ERRORS, Joined, Line
+from hyperball.report.sections.join import Joined, Line
 from hyperball.report.sections.table_curves import convergence, outliers, radii
 from hyperball.report.tables import MISSING, Cell, Table, spread, trimmed, where
+from hyperball.verdicts import LOST, NEAR, better, in_order, is_error, order_words, verdict
+from hyperball.verdicts import compares as comparable
 
 METRICS = {"error": "Test error, %", "top1": "Test accuracy, %", "top5_error": "Top-5 test error, %"}
-APART = 1.0  # points between two numbers of a paper whose order is looked at
-NEAR = 1.5  # points: as near to the paper as the reproduction aims at
 MOST_COLUMNS, MOST_CONDITIONS, MOST_EXTRA = 6, 12, 10
 PLOT_WIDTH, PLOT_HEIGHT = 150.0, 18.0
 
@@ -73,12 +71,8 @@ def finding(table: Published, lines: Sequence[Line], done: Sequence[Line]) -> st
     if not known:
         return f"{said}; the paper has none of them."
     if table.scale != "paper":
-        kept, total = in_order(known)
-        order = (
-            f": {kept} of {total} pairs in a row or column, a point or more apart in the paper, are in its order"
-            if total
-            else ""
-        )
+        order = order_words(pairs_in_order(known))
+        order = f": {order}" if order else ""
         return (
             f"{said}; differences to the paper are those of a shorter schedule, so only the ordering can be "
             f"compared{order}."
@@ -87,45 +81,25 @@ def finding(table: Published, lines: Sequence[Line], done: Sequence[Line]) -> st
     return f"{said}; {near} of {len(known)} are within {NEAR:g} points of the paper or better."
 
 
-def in_order(lines: Sequence[Line]) -> tuple[int, int]:
-    """Of all pairs in a row or column that the paper has a point or more apart: how many ours have so too.
-
-    Columns that are conditions, such as attacks, are harder or easier for every row: there pairs are those in a column.
-    """
-    names = {line.number.column for line in lines}
-    hard = {name for name in names if name.endswith("%") or any(name.startswith(f"{base}, ") for base in names)}
-    pairs = [
-        (a, b)
-        for a, b in itertools.combinations([line for line in lines if line.difference is not None], 2)
-        if a.number.column == b.number.column
-        or (a.number.row == b.number.row and not {a.number.column, b.number.column} & hard)
-    ]
-    gaps = [
-        (a.mean - b.mean, a.mean - a.difference - b.mean + b.difference)
-        for a, b in pairs
-        if a.mean is not None and b.mean is not None and a.difference is not None and b.difference is not None
-    ]
-    wide = [(ours, theirs) for ours, theirs in gaps if abs(theirs) >= APART]
-    return sum(ours * theirs > 0 for ours, theirs in wide), len(wide)
+def pairs_in_order(lines: Sequence[Line]) -> tuple[int, int]:
+    """Of all pairs in a row or column that the paper has a point or more apart: how many ours have so too."""
+    return in_order([
+        (line.number.row, line.number.column, line.mean, line.mean - line.difference)
+        for line in lines
+        if line.mean is not None and line.difference is not None
+    ])  # fmt: skip
 
 
 def compares(line: Line) -> bool:
     """Whether ours can be held against the paper's: two numbers, or a network that did not converge here."""
-    return line.difference is not None or bool(line.lost and line.number.published is not None)
+    return comparable(line.number.published, line.difference, bool(line.lost))
 
 
 def tone(table: Published, line: Line) -> str:
-    """better, near or worse than the paper; nothing at another scale, where that would be unfair.
-
-    A network that converges in neither is as published, one that does not here alone is worse.
-    """
+    """better, near or worse than the paper; nothing at another scale, where that would be unfair."""
     if not compares(line) or table.scale != "paper" or not is_share(table.metric):
         return ""
-    gap = line.difference
-    if gap is None or line.lost:
-        return "better" if line.number.published == LOST else "worse"
-    worse = gap if table.metric in ERRORS else -gap
-    return "better" if worse <= 0 else "near" if worse <= NEAR else "worse"
+    return verdict(table.metric, line.number.published, line.difference, bool(line.lost))
 
 
 def matrix(joined: Joined) -> Table | None:
@@ -163,7 +137,8 @@ def matrix_caption(table: Published, lines: Sequence[Line]) -> str:
     seeds = sorted({line.seeds for line in lines if line.is_done})
     counted = f"n = {seeds[0]}" if len(seeds) == 1 else f"n = {seeds[0]} to {seeds[-1]}" if seeds else "no runs yet"
     known = [line for line in lines if line.number.published is not None]
-    also = " and ours less the paper's" if is_share(table.metric) and any(line.is_done for line in known) else ""
+    compared = is_share(table.metric) and any(line.is_done for line in known)
+    also = f" and ours less the paper's ({better(table.metric)})" if compared else ""
     paper_too = f"; below each the paper's number{also}" if known else ""
     word = f"; {LOST}: did not converge" if any(line.lost or line.number.published == LOST for line in lines) else ""
     return f"{metric_words(table.metric)}, {counted}{paper_too}{word}."
@@ -175,7 +150,7 @@ def best_of(table: Published, lines: Sequence[Line]) -> float | None:
     means = [line.mean for line in done if line.mean is not None and not line.doubts and not line.lost]
     if len(done) < 2 or not means or not is_share(table.metric):
         return None
-    return (min if table.metric in ERRORS else max)(means)
+    return (min if is_error(table.metric) else max)(means)
 
 
 def kind_of(line: Line) -> str:
@@ -261,7 +236,8 @@ def detail_table(table: Published, lines: Sequence[Line]) -> Table:
         *more,
     )
     chosen = ", last iterate; the best epoch was chosen looking at the test set" if is_share(table.metric) else ""
-    caption = f"{metric_words(table.metric)}{chosen}."
+    sign = f"; difference: ours less the paper's, {better(table.metric)}" if is_share(table.metric) else ""
+    caption = f"{metric_words(table.metric)}{chosen}{sign}."
     whole = Table(columns, tuple(rows), 2, caption, tuple(line.operator for line in lines))
     return trimmed(whole, sum(not line.is_done for line in lines))
 

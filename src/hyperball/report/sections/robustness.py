@@ -15,7 +15,7 @@ from hyperball.report.kinds import Attack, Located, Published, RobustCell, Robus
 from hyperball.report.page import Gallery, Section
 from hyperball.report.records import Run
 from hyperball.report.sections.lines import MOST_LINES, colors, first_of, mean_and_band
-from hyperball.report.tables import MISSING, Cell, Table, family, operator, percent, protocol, spread, trimmed
+from hyperball.report.tables import MISSING, Cell, Table, ending, family, operator, protocol, trimmed
 
 Entry = TypeVar("Entry")
 Kind = TypeVar("Kind", Attack, Robustness)
@@ -99,8 +99,7 @@ def budget_cell(found: Sequence[Located], seeds: int) -> Cell:
     if not found:
         return Cell(MISSING)
     held = [PIXELS * one.epsilon for one in found]
-    some = f", {len(held)} of {seeds} seeds" if len(held) < seeds else ""
-    return Cell(spread(held), remark=f"paper {found[0].published} %{some}", sort=fmean(held))
+    return Cell(ending(held, networks=seeds), remark=f"paper {found[0].published} %", sort=fmean(held))
 
 
 def budget(entry: Attack) -> str:
@@ -157,18 +156,31 @@ def named(entry: Attack | Robustness, owners: Owners) -> str:
     return clipped(f"{operator(tree)}{norm}{trained}{half}")
 
 
+def trained_networks(owners: Owners) -> dict[tuple[str, str], tuple[set[str], set[str]]]:
+    """The seeds of all networks of a recipe and scale, attacked or not, and those of them that did not converge."""
+    found: dict[tuple[str, str], tuple[set[str], set[str]]] = {}
+    for run in owners.values():
+        if run.is_finished or run.diverged:
+            every, lost = found.setdefault((protocol(run.recipe), run.scale), (set(), set()))
+            every.add(clipped(run.seed))
+            lost |= {clipped(run.seed)} if run.diverged else set()
+    return found
+
+
 def attack_table(entries: Sequence[Attack], owners: Owners, tables: Tables) -> Table:
-    """One row a recipe, one column an attack, over the seeds."""
+    """One row a recipe, one column an attack, over the seeds; a number that some networks lack says so."""
     columns = columns_of(entries)
-    rows, operators = [], []
+    rows, operators, trained = [], [], trained_networks(owners)
     for members in by_recipe(entries, owners):
         first, told = members[0], tip(members, owners)
-        cells = [Cell(percent(one_each(name, members, owners)[0]), tip=told) for name in columns]
+        every, lost = trained.get((protocol(recipe_of(first, owners)), scale_of(first, owners)), (set(), set()))
+        count = len(every | set(by_seed(members, owners)))
+        cells = [attack_cell(one_each(name, members, owners)[0], len(lost), count, told) for name in columns]
         doubts = attack_doubts(members, owners)
         sentences = "\n".join(doubt.sentence for doubt in doubts)
         rows.append((
             Cell(named(first, owners), remark=model_of(first, owners)),
-            Cell(str(len(by_seed(members, owners)))), *cells,
+            Cell(str(count)), *cells,
             Cell(str(len(doubts)) if doubts else MISSING, tip=sentences, sort=len(doubts),
                  tone="worse" if doubts else "", doubted=bool(doubts)),
         ))  # fmt: skip
@@ -179,6 +191,12 @@ def attack_table(entries: Sequence[Attack], owners: Owners, tables: Tables) -> T
         heading=heading(entries[0], owners), table=tables_of(entries, tables), scale=scale_of(entries[0], owners),
     )  # fmt: skip
     return trimmed(table, missing)
+
+
+def attack_cell(shares: Sequence[float], lost: int, networks: int, told: str) -> Cell:
+    """Accuracies in percent; a dash where no network has one, be it that some did not converge."""
+    values = [100 * share for share in shares]
+    return Cell(ending(values, lost, networks), sort=fmean(values), tip=told) if values else Cell(MISSING, tip=told)
 
 
 def by_recipe(entries: Sequence[Kind], owners: Owners) -> list[list[Kind]]:

@@ -4,18 +4,24 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 from hyperball.report.charts import Chart, Series, apart
+from hyperball.report.files import is_number
 from hyperball.report.page import Gallery
+from hyperball.report.records import Run
 from hyperball.report.sections import lines as curves
 from hyperball.report.sections.join import ERRORS, Joined
 
 MOST_CHARTS, MOST_RADII = 4, 4
+SHARE = re.compile(r"(?:.*, )?(\d+(?:\.\d+)?) ?%")
+SLOW = 0.01  # a momentum of normalization at which tests in the middle of training lag behind
 
 
 def convergence(joined: Joined) -> Gallery:
-    """Test error (or accuracy) and loss over steps: one chart a column, one line a row."""
+    """Error (or accuracy) and loss, in tests and in training, over steps: four charts a column, one line a row."""
     with_runs = [line for line in joined.lines if line.runs and not joined.split(line.number.column)[1]]
     charts: list[Chart] = []
     columns, cut = curves.first_of(
@@ -27,14 +33,38 @@ def convergence(joined: Joined) -> Gallery:
             for line in with_runs
             if line.number.column == column
         ]
-        is_error = joined.table.metric in ERRORS
-        value, word = (curves.error, "Test error") if is_error else (curves.accuracy, "Test accuracy")
-        shown = curves.run_chart(f"{word}, %: {column}", "", groups, lambda run: run.evaluations, value, unit=" %")
-        losses = curves.run_chart(
-            f"Test loss: {column}", "", groups, lambda run: run.evaluations, curves.loss, log=True
-        )
-        charts += [chart for chart in (shown, losses) if any(len(line.points) > 1 for line in chart.series)]
-    return Gallery("Convergence", tuple(charts), f"{cut}." if cut else "")
+        drawn = column_charts(column, groups, joined.table.metric in ERRORS)
+        charts += [chart for chart in drawn if any(len(line.points) > 1 for line in chart.series)]
+    said = (f"{cut}." if cut else "", lag([run for line in with_runs for run in line.runs]))
+    return Gallery("Convergence", tuple(charts), " ".join(filter(None, said)))
+
+
+def column_charts(column: str, groups: Sequence[tuple[str, str, Sequence[Run]]], is_error: bool) -> Iterator[Chart]:
+    """Error or accuracy, then loss, each in tests and, beside it, in training."""
+    word = "error" if is_error else "accuracy"
+    in_training = partial(curves.trained, is_error=is_error)
+    share: dict[str, Any] = {"unit": " %"}
+    for title, of_training, value, options in (
+        (f"Test {word}, %", False, curves.error if is_error else curves.accuracy, share),
+        (f"Training {word}, %", True, in_training, share),
+        ("Test loss", False, curves.loss, {"log": True}),
+        ("Training loss", True, curves.loss, {"log": True}),
+    ):
+        points = (lambda run: run.training) if of_training else (lambda run: run.evaluations)
+        yield curves.run_chart(f"{title}: {column}", "", groups, points, value, **options)
+
+
+def lag(runs: Sequence[Run]) -> str:
+    """Why tests lag behind the training, where normalization follows as slowly as in one paper's code."""
+    momenta = {value for run in runs if is_number(value := run.field("model.options.norm_momentum"))}
+    slow = [value for value in momenta if 0 < value <= SLOW]
+    if not slow:
+        return ""
+    return (
+        f"Tests normalize by running statistics, which with a momentum of {min(slow):g} are about {1 / min(slow):,.0f} "
+        "steps old: while weights move fast, tests lag behind, and not equally in all rows. What is drawn of training, "
+        "on augmented batches with statistics of their own, does not."
+    )
 
 
 def outliers(joined: Joined) -> Gallery:
@@ -43,10 +73,9 @@ def outliers(joined: Joined) -> Gallery:
     theirs: dict[str, list[tuple[float, float]]] = {}
     operators = {}
     for line in joined.lines:
-        share = re.fullmatch(r"(?:.*, )?(\d+(?:\.\d+)?) ?%", line.number.column)
-        if share is None:
+        row, at = line.number.row, share_of(joined, line.number.column)
+        if at is None:
             continue
-        row, at = line.number.row, float(share[1])
         operators[row] = line.operator
         if line.mean is not None:
             width = statistics.stdev(line.values) if len(line.values) > 1 else 0.0
@@ -72,6 +101,16 @@ def outliers(joined: Joined) -> Gallery:
     return Gallery("Against the share of outliers", tuple(chart for chart in charts if chart.series) if mine else ())
 
 
+def share_of(joined: Joined, column: str) -> float | None:
+    """The share of outliers that a column was tested with, in percent: 0 in the one that others add outliers to."""
+    found = SHARE.fullmatch(column)
+    if found is not None:
+        return float(found[1])
+    others = [SHARE.fullmatch(other) for other in joined.columns if joined.split(other)[0] == column]
+    shares = [float(other[1]) for other in others if other is not None]
+    return 0.0 if shares and 0.0 not in shares else None
+
+
 def outlier_chart(title: str, series: Sequence[Series]) -> Chart:
     drawn, cut = curves.first_of(series, curves.MOST_LINES, "lines")
     return Chart(title, "% of points", "%", tuple(drawn), " %", cut, (0.0, 100.0))
@@ -87,7 +126,7 @@ def radii(joined: Joined) -> Gallery:
     charts, seen = [], set()
     for line in joined.lines:
         run = line.runs[0] if line.runs else None
-        if run is not None and line.operator not in seen and sum(bool(p.radii) for p in run.evaluations) > 1:
+        if run is not None and line.operator not in seen and any(p.radii for p in run.evaluations):
             seen.add(line.operator)
             charts.append(curves.radii_chart(f"{line.number.row}, {joined.split(line.number.column)[0]}", run))
     shown, cut = curves.first_of(charts, MOST_RADII, "networks")

@@ -1,0 +1,100 @@
+"""How numbers of ours are held against a paper's: chance, nearness and order, the same in every table."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, TypeGuard
+
+LOST = "N/C"  # the papers' word for a network that did not converge
+NEAR = 1.5  # points from a paper's number that count as reproduced
+APART = 1.0  # points between two numbers of a paper whose order is looked at
+WIDTH = 3.0  # standard errors from chance that are no better than it
+LARGEST = 1e100  # what lies beyond is no count of images
+CLASSES = {
+    "cifar10": 10, "cifar100": 100, "fashion-mnist": 10, "imagenet": 1000, "imagewoof": 10, "mnist": 10,
+    "modelnet40": 40, "tiny-imagenet": 200,
+}  # fmt: skip
+CHANCE = (
+    f'"{LOST}" is a network that did not converge: its numbers are not finite, or its last top-1 accuracy is within '
+    f"{WIDTH:g} standard errors of chance, 1 in so many classes, on the images tested"
+)
+Verdict = Literal["better", "near", "worse"]
+
+
+def is_chance(top1: float, images: float, classes: int) -> bool:
+    """|top-1 - p| <= 3·sqrt(p·(1 - p) / n), with p = 1 / classes and n images."""
+    chance = 1 / classes
+    return abs(top1 - chance) <= WIDTH * math.sqrt(chance * (1 - chance) / images)
+
+
+def ends_at_chance(data: object, last: Mapping[str, Any], images: object = None) -> bool:
+    """Whether a last evaluation on a known set is no better than guessing; `images` where it does not say how many."""
+    classes = CLASSES.get(data) if isinstance(data, str) else None
+    top1, count = last.get("top1"), last.get("samples") or images
+    if classes is None or not is_positive(count) or not (is_positive(top1) or top1 == 0):
+        return False
+    return is_chance(top1, count, classes)
+
+
+def is_positive(value: object) -> TypeGuard[float]:
+    """Whether a value is a number > 0 of a bearable size."""
+    return isinstance(value, int | float) and 0 < value < LARGEST
+
+
+def is_error(metric: str) -> bool:
+    """Whether less of a metric is better."""
+    return metric.endswith("error")
+
+
+def better(metric: str) -> str:
+    """Which way is better, in words."""
+    return "lower is better" if is_error(metric) else "higher is better"
+
+
+def gain(metric: str, difference: float) -> float:
+    """By how much ours is better than the paper's, from ours less the paper's."""
+    return -difference if is_error(metric) else difference
+
+
+def compares(published: float | str | None, difference: float | None, lost: bool) -> bool:
+    """Whether ours can be held against the paper's: two numbers, or networks that did not converge here."""
+    return difference is not None or (lost and published is not None)
+
+
+def verdict(metric: str, published: float | str | None, difference: float | None, lost: bool) -> Verdict:
+    """Ours against the paper's, where they compare: a network that is lost in both is as published, else a miss."""
+    if difference is None or lost:
+        return "better" if published == LOST else "worse"
+    won = gain(metric, difference)
+    return "better" if won >= 0 else "near" if won >= -NEAR else "worse"
+
+
+def in_order(cells: Sequence[tuple[str, str, float, float]]) -> tuple[int, int]:
+    """Of the pairs of cells (row, column, ours, paper's) that are looked at, how many are in the paper's order.
+
+    Pairs are those in a row or column that the paper has a point or more apart. Columns that are conditions, such as
+    attacks, are harder or easier for every row: there pairs are those in a column.
+    """
+    hard = conditions(column for _, column, _, _ in cells)
+    gaps = [
+        (a[2] - b[2], a[3] - b[3])
+        for a, b in itertools.combinations(cells, 2)
+        if a[1] == b[1] or (a[0] == b[0] and not {a[1], b[1]} & hard)
+    ]
+    wide = [(ours, theirs) for ours, theirs in gaps if abs(theirs) >= APART]
+    return sum(ours * theirs > 0 for ours, theirs in wide), len(wide)
+
+
+def conditions(columns: Iterable[str]) -> set[str]:
+    """The columns that are conditions: shares in percent, and what other columns begin: "natural, fgsm"."""
+    names = set(columns)
+    return {name for name in names if name.endswith("%") or any(name.startswith(f"{base}, ") for base in names)}
+
+
+def order_words(counts: tuple[int, int]) -> str:
+    """How many pairs are in the paper's order, in words; nothing without a pair."""
+    kept, total = counts
+    words = "pairs in a row or column, a point or more apart in the paper, are in its order"
+    return f"{kept} of {total} {words}" if total else ""

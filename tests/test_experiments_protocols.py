@@ -1,0 +1,150 @@
+"""What tables say of their protocols, and the controls that stand beside the published cells."""
+
+import pytest
+import torch
+
+from hyperball import models
+from hyperball.convert.heads import make_projection
+from hyperball.experiments.table import SCALES, slug
+from hyperball.experiments.tables import TRAINED, trained
+from hyperball.nn import RobustPool1d
+from hyperball.training import Recipe
+
+
+@pytest.mark.parametrize(
+    "name, told",
+    [
+        ("projections-cifar10", "32×32 instead of 224×224"),
+        ("projections-imagewoof", "112×112 instead of 224×224"),
+        ("projections-imagewoof-networks", "112×112 instead of 224×224"),
+        ("pooling-test-outliers", "1,024 instead of 2,048 points"),
+        ("pooling-outliers", "1,024 instead of 2,048 points"),
+    ],
+)
+def test_words_say_how_large_samples_are(name, told):
+    made = trained(name)
+    for scale in ("paper", "half", "quarter"):
+        assert told in made.words(scale)
+    if "imagewoof" in name:
+        assert {entry.recipe.data.image_size for entry in made.entries} == {112}
+        assert any("order of the official folders" in note for note in made.notes)
+
+
+@pytest.mark.parametrize("name", ["dcnet-table6", "dcnet-table6-imagewoof"])
+def test_table6_says_where_it_is_not_the_authors_code(name):
+    told = " ".join(trained(name).notes)
+    for entry in trained(name).entries:
+        assert (entry.recipe.optimizer.weight_decay, entry.recipe.regularizers.label_smoothing) == (5e-4, 0.0)
+    for text in ("here 5e-4", "has 1e-4", "0.01", "out of 256×256"):
+        assert text in told
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_words_of_a_scale_claim_no_more_than_is_so(name):
+    made = trained(name)
+    (precision,) = {entry.recipe.precision for entry in made.entries}
+    for scale in ("paper", "half", "quarter"):
+        assert (f"{precision} instead of the papers' fp32" in made.words(scale)) == (precision != "fp32")
+        assert made.words(scale) == made.at(scale).words(scale)
+        assert "all else as published" not in made.words(scale)
+    assert {entry.recipe.precision for entry in made.at("quick").entries} == {"fp32"}
+    assert "instead of the papers'" not in made.words("quick")
+
+
+@pytest.mark.parametrize("name", [f"dcnet-table{number}" for number in range(1, 6)] + ["dcnet-figure4"])
+def test_notes_say_what_the_cifar_tables_take_from_the_authors_code(name):
+    made = trained(name)
+    told = " ".join(made.notes)
+    assert {entry.recipe.regularizers.label_smoothing for entry in made.entries} == {0.01}
+    for text in ("bf16", "label smoothing 0.01"):
+        assert text in told
+    momenta = {entry.recipe.model.options.get("norm_momentum") for entry in made.entries}
+    assert ("BatchNorm's momentum is 0.001" in told) == (0.001 in momenta)
+
+
+def test_table3_has_controls_of_its_plain_networks():
+    whole = trained("dcnet-table3")
+    plain = {e.column: e.recipe for e in whole.select(["baseline"]).entries}
+    spared, pooled = whole.select(["control"]).entries
+    changed = plain[spared.column].differences(spared.recipe)
+    assert changed == {"optimizer.decay": ("weights+norms", "classifier+norms")}
+    assert plain[pooled.column].differences(pooled.recipe) == {"model.pool": (None, "quadratic")}
+    for scale in SCALES:
+        assert [e.name for e in whole.at(scale).select(["control"]).entries] == [spared.name, pooled.name]
+
+
+def test_the_plain_network_without_relu_is_linear_with_mean_pooling_alone():
+    whole = trained("dcnet-table3")
+    pooled = whole.select(["control"]).entries[1]
+    (plain,) = whole.select([f"baseline--{slug(pooled.column)}"]).entries
+    x, y = torch.randn(2, 5, 3, 32, 32, dtype=torch.float64)
+    gaps = []
+    for entry in (pooled, plain):
+        torch.manual_seed(0)
+        network = models.create("cnn9", 10, width=4, features=8, **entry.recipe.model.arguments).double().eval()
+        with torch.no_grad():
+            gaps.append((network(x) + network(y) - network(x + y) - network(torch.zeros_like(x))).abs().max())
+    assert gaps[0] < 1e-9 < 1e-3 < gaps[1]
+
+
+def adaptive() -> dict[str, Recipe]:
+    """A recipe for every projection with a learned radius."""
+    entries = trained("projections-cifar10").entries
+    return {entry.row: entry.recipe for entry in entries if entry.column == "adaptive"}
+
+
+@pytest.mark.parametrize("row", adaptive())
+def test_the_first_step_of_a_learned_radius_is_that_of_the_radius_itself_at_the_published_rate(row):
+    recipe = adaptive()[row]
+    layer = make_projection(recipe.model.projection).double()
+    start = float(layer.radius.detach())
+    slope = 1e-3  # of a loss in the radius
+    optimizer = torch.optim.SGD([layer.log_radius], lr=recipe.optimizer.radius_lr)
+    (slope * layer.radius).backward()
+    optimizer.step()
+    assert float(layer.radius.detach()) - start == pytest.approx(-0.01 * slope, rel=1e-4)
+    assert recipe.optimizer.radius_schedule == "constant"
+
+
+def test_what_learns_no_radius_has_no_rate_for_one():
+    rates = [e.recipe.optimizer.radius_lr for e in trained("projections-cifar10").entries if e.column != "adaptive"]
+    assert set(rates) == {None}
+
+
+@pytest.mark.parametrize("row", ["huber adaptive", "barron adaptive"])
+def test_the_first_step_of_a_learned_pooling_is_that_of_its_parameter_at_the_shared_rate(row):
+    (entry,) = trained("pooling-outliers").select([f"{slug(row)}--0"]).entries
+    config = entry.recipe.optimizer
+    layer = RobustPool1d(penalty=entry.recipe.model.pool).double()
+    (raw,) = layer.parameters()
+    value = {"log_c": torch.exp, "logit_shape": lambda given: 3 * torch.sigmoid(given)}[
+        next(name for name, _ in layer.named_parameters())
+    ]
+    slope, start = 1e-3, float(value(raw.detach()))
+    assert start == pytest.approx(1.0)
+    optimizer = torch.optim.SGD([raw], lr=config.radius_lr or config.lr)
+    (slope * value(raw)).backward()
+    optimizer.step()
+    assert float(value(raw.detach())) - start == pytest.approx(-config.lr * slope, rel=1e-4)
+
+
+def test_networks_that_normalize_nothing_begin_at_a_lower_rate():
+    entries = trained("projections-cifar10-networks").entries
+    rates = {entry.row.partition(",")[0]: entry.recipe.optimizer.lr for entry in entries}
+    assert rates == {"googlenet": 0.1, "densenet121": 0.1, "alexnet": 0.01, "vgg11": 0.01}
+    assert any("begin at lr 0.01" in note for note in trained("projections-cifar10-networks").notes)
+
+
+@pytest.mark.parametrize("name", ["projections-cifar10", "projections-imagewoof"])
+def test_the_projected_resnet18_has_a_bias_as_torchvisions(name):
+    for scale in SCALES:
+        assert all(entry.recipe.model.options["classifier_bias"] for entry in trained(name).at(scale).entries)
+
+
+def test_vgg_of_the_architectures_has_a_head_for_small_images():
+    pytest.importorskip("torchvision")
+    recipe = next(e.recipe for e in trained("architectures").entries if e.row == "vgg11, baseline")
+    network = models.create(recipe.model.name, num_classes=10, **recipe.model.arguments).eval()
+    assert sum(weight.numel() for weight in network.parameters()) < 10e6
+    with torch.no_grad():
+        assert network(torch.randn(2, 3, 32, 32)).shape == (2, 10)
