@@ -114,6 +114,21 @@ def test_launches_by_address_equal_those_by_tensor(options, dtype):
     assert is_same(outputs[1:], outputs[:1] * 2)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"magnitude": "piecewise(learn_slopes=False, slopes=[0.5, 1.0])"},
+        {"angular": "piecewise(learn_slopes=False, slopes=[0.5, 1.0])"},
+    ],
+)
+def test_a_layer_with_slopes_that_are_not_learned_equals_itself_in_float64(options):
+    layer, x = small_layer(padding=1, **options), sample()
+    truth = gradients(copy.deepcopy(layer).double(), x.double())
+    for _ in range(CALLS):
+        for ours, exact in zip(gradients(layer, x), truth, strict=True):
+            torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4 * float(exact.detach().abs().max()))
+
+
 @pytest.mark.parametrize("of_input, learned", [(False, True), (True, False)])
 def test_gradients_that_are_not_needed_are_left_out(of_input, learned):
     layer, x = small_layer(), sample()

@@ -49,12 +49,17 @@ def is_constant(learned: LearnedValue) -> bool:
     return not learned._stored and type(learned) is LearnedValue and not is_altered(learned)
 
 
+def has_slopes(value: Value) -> bool:
+    """Whether a value has numbers that kernels read from memory."""
+    return "slopes" in value.parameters
+
+
 def has_ratio_alone(learned: LearnedValue) -> bool:
     """Whether all that a magnitude of one term holds is the tensor of a relative radius."""
     stored, value = learned._stored, learned.value
     if len(stored) != 1 or RATIO not in stored or type(learned) is not LearnedValue or not isinstance(value, Value):
         return False
-    return bool(value.options.get("relative", True))
+    return not has_slopes(value) and bool(value.options.get("relative", True))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -101,7 +106,7 @@ class Decoupled(nn.Module):
         magnitude, turned = self.magnitude, self.angular
         angular = turned.value if is_constant(turned) else turned()
         assert isinstance(angular, Value)
-        plain = angular is turned.value and has_ratio_alone(magnitude)
+        plain = angular is turned.value and not has_slopes(angular) and has_ratio_alone(magnitude)
         return Operator(magnitude, angular, self.weighting, self._needs_norm, plain)
 
     @property
@@ -188,7 +193,8 @@ class DecoupledConvNd(Decoupled):
         if not (dispatch.HAS_TRITON and self._needs_norm and self.weighting == "none" and self.padding_mode == "zeros"):
             return None
         parts: Any = self._modules
-        if not (has_ratio_alone(parts["magnitude"]) and is_constant(parts["angular"])):
+        turned = parts["angular"]
+        if not (has_ratio_alone(parts["magnitude"]) and is_constant(turned)) or has_slopes(turned.value):
             return None
         from hyperball.kernels.triton import direct
 
