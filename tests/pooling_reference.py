@@ -11,6 +11,7 @@ from torch import Tensor
 CONVEX = ("quadratic", "pseudo_huber", "huber", "barron(shape=1.5)", "barron(shape=1)")
 NONCONVEX = ("welsch", "truncated_quadratic", "barron(shape=0.5)", "barron(shape=0)", "barron(shape=-2)")
 ALL = (*CONVEX, *NONCONVEX, "absolute")
+TWIN_MINIMA = (-2.18764281, -1.68238199, -0.41669139, 0.46605635, 1.40013254)  # of welsch: 2.47263 and 2.47212
 
 
 def rows(count: int, n: int, outliers: float = 0.0, *, seed: int = 0, distance: float = 20.0) -> Tensor:

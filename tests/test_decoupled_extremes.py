@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyperball import functional as F
+from hyperball import radial
+from hyperball.kernels import decoupled_native as native
 
 OPERATORS = [
     (m, g, w)
@@ -113,3 +115,44 @@ def test_nan_stays_where_it_is():
     assert out[0, :, 0, 0].isnan().all()
     assert out[0, :, 1:, 1:].isfinite().all()
     assert out[1].isfinite().all()
+
+
+@pytest.fixture(params=["native", "eager"])
+def kernel(request, monkeypatch):
+    """Both kernels in turn: the compiled one where there is a compiler, and its eager twin."""
+    if request.param == "eager":
+        monkeypatch.setattr(native, "library", lambda: native.Library(None, None, "switched off by a test"))
+    elif native.library().epilogue is None:
+        pytest.skip("no C compiler")
+
+
+def responses(x, magnitude, rho, dtype):
+    """(f, df/drho) of four filters, in a dtype."""
+    held = torch.tensor(rho).to(dtype).requires_grad_()
+    weight = torch.randn(4, 3, generator=torch.Generator().manual_seed(1)).to(dtype)
+    given = radial.parse(magnitude, "magnitude").with_parameters(rho=held)
+    f = F.decoupled_linear(x.to(dtype), weight, magnitude=given)
+    return f.detach(), torch.autograd.grad(f.sum(), held)[0]
+
+
+@pytest.mark.parametrize("lengths", [0.1, 1.0, 8.0, 9.0, 10.0, 30.0])
+def test_the_radius_of_tanh_has_an_exact_gradient_however_long_the_vector(kernel, lengths):
+    x = torch.tensor([[2.0, -1.0, 2.0]]) / 3 * lengths * 0.7
+    found, exact = (responses(x, "tanh", 0.7, dtype)[1] for dtype in (torch.float32, torch.float64))
+    assert float(found) == pytest.approx(float(exact), rel=1e-5)
+
+
+@pytest.mark.parametrize("shape, rho", [(1.0, 1.0), (1.0, 1e10), (1.5, 1e-20), (1.5, 1.0), (1.9, 1e-3), (1.9, 1e8)])
+@pytest.mark.parametrize("scale", [1e12, 1e25, 0.9e38])
+def test_barron_holds_up_to_the_largest_number(kernel, shape, rho, scale):
+    x = scale * torch.tensor([[1.0, -2.0, 3.0]])
+    pairs = [responses(x, f"barron(shape={shape})", rho, dtype) for dtype in (torch.float32, torch.float64)]
+    for found, exact in zip(*pairs, strict=True):
+        torch.testing.assert_close(found.double(), exact, rtol=2e-4, atol=1e-30)
+
+
+def test_barron_of_a_vector_longer_than_the_largest_number_is_that_of_the_largest_number(kernel):
+    x = 1e38 * torch.tensor([[1.0, -2.0, 3.0]])  # of length 3.7e38
+    found, exact = (responses(x, "barron(shape=1.5)", 1.0, dtype)[0] for dtype in (torch.float32, torch.float64))
+    longer = x.double().norm() / torch.finfo(torch.float32).max
+    torch.testing.assert_close(found.double(), exact * longer.sqrt(), rtol=1e-5, atol=0)

@@ -340,7 +340,7 @@ def step(model, images, labels):
     """The loss and its gradients by images and parameters."""
     images = images.detach().requires_grad_()
     loss = nn.functional.cross_entropy(model(images).float(), labels)
-    return [loss, *torch.autograd.grad(loss, [images, *model.parameters()])]
+    return [loss.detach(), *torch.autograd.grad(loss, [images, *model.parameters()])]
 
 
 def distance(ours, truth):

@@ -60,6 +60,14 @@ def test_truncated_quadratic_equals_brute_force(n, solver):
         assert ours == pytest.approx(reference.truncated_by_brute_force(row, 0.7), abs=1e-12)
 
 
+def test_of_two_minima_of_welsch_close_together_the_deeper_is_found(solver):
+    x = torch.tensor([reference.TWIN_MINIMA, [-a for a in reference.TWIN_MINIMA]], dtype=D)
+    expected = [reference.least_total("welsch", row, 1.0) for row in x.numpy()]
+    y = robust_pool(x, penalty="welsch")
+    found = [reference.total("welsch", y[k : k + 1].numpy(), row, 1.0)[0] for k, row in enumerate(x.numpy())]
+    assert found == pytest.approx(expected, abs=1e-9)
+
+
 def test_welsch_is_never_worse_than_the_best_of_a_thousand_starts(solver):
     x = torch.cat((rows(4, 30, 0.4, distance=4.0), 50 * rows(4, 30), rows(4, 30)), 0)
     value = radial.parse("welsch(c=0.5)", "penalty")

@@ -17,6 +17,7 @@ import hyperball.nn.projection as module
 from hyperball.functional.projection import project, project_box, project_simplex
 from hyperball.kernels import projection as kernel
 from hyperball.kernels import projection_solver as solver
+from hyperball.kernels.projection_surfaces import excess
 from hyperball.nn.projection import Projection
 
 SURFACES = [(p, surface) for p in (1, 2, math.inf) for surface in ("ball", "sphere")]
@@ -234,7 +235,7 @@ def test_vmap_compiles() -> None:
 
 
 def test_the_opaque_solver_is_a_well_behaved_operation() -> None:
-    rows = kernel.excess(inputs(5, 9).abs(), torch.ones(5, 1))
+    rows = excess(inputs(5, 9).abs(), torch.ones(5, 1))
     torch.library.opcheck(solver.opaque_threshold, (rows,))
 
 

@@ -218,6 +218,32 @@ def test_lengths_and_norms_neither_overflow_nor_vanish():
         assert out[0].isfinite().all()
 
 
+@pytest.mark.parametrize(
+    "code, scale",
+    [
+        (Code("tanh", "cosine", alpha=1.0), 9.0),
+        (Code("barron", "cosine", alpha=1.0, shape=1.5), 1e25),
+        (Code("barron", "cosine", alpha=1.0, shape=1.5), 0.9e38),
+    ],
+)
+def test_the_radius_keeps_its_gradient_however_long_the_vector(code, scale):
+    x = torch.tensor([[1.0, -2.0, 2.0]], device=DEVICE) / 3 * scale
+    w, window = torch.tensor([[1.0, 0.5, 1.0], [0.2, 1.0, -0.1]], device=DEVICE), ([], [], [], 1)
+    found = []
+    for dtype, function in ((torch.float32, ops.decoupled_conv), (torch.float64, twin.decoupled_conv)):
+        rho = torch.full((2,), 1e-2 if scale > 1e30 else 1.0, device=DEVICE, dtype=dtype, requires_grad=True)
+        held = [None, None, rho, *[None] * 6]
+        given = (x.to(dtype), w.to(dtype))
+        f = (
+            function(*given, *held, None, code.text(), *window)[0]
+            if dtype == torch.float32
+            else function(*given, held, None, code.text(), *window)
+        )
+        found.append((f, *torch.autograd.grad(f.sum(), rho)))
+    for ours, truth in zip(*found, strict=True):
+        assert error(ours, truth) < 1e-4
+
+
 def test_patches_longer_than_float16_holds_give_finite_outputs_and_gradients():
     x = (random(2, 5, 4, 4, seed=1) * 3e4).clamp(-6e4, 6e4).half()
     code = Code("tanh", "cosine", alpha=1.0, rho=1e5)

@@ -8,7 +8,7 @@ import os
 
 import pytest
 import torch
-from pooling_reference import name_and_shape, phi, rows
+from pooling_reference import TWIN_MINIMA, name_and_shape, phi, rows
 
 from hyperball import functional as F
 from hyperball import radial
@@ -87,6 +87,12 @@ def test_lanes_that_hold_one_sample_each_leave_the_loop_together(text, n):
     )
     assert ours == pytest.approx(exact, rel=1e-5, abs=1e-5)  # of two equal minima either is right
     assert int(status.iterations.max()) < 30
+
+
+def test_of_two_minima_close_together_the_deeper_is_found():
+    x = torch.tensor([TWIN_MINIMA, [-a for a in TWIN_MINIMA]], device=DEVICE)
+    y = F.robust_pool(x, penalty="welsch")
+    assert y.tolist() == pytest.approx([-0.224753, 0.224753], abs=1e-4)  # and not 1.00043, by 2e-4 of it worse
 
 
 @pytest.mark.parametrize("weighted", [False, True])
@@ -229,6 +235,50 @@ def test_nan_stays_in_its_row_and_inf_counts_as_far_away():
     y, twin = F.robust_pool(x), F.robust_pool(x.double())
     assert y.isnan().tolist() == [True, False, False, False]
     assert error(y[1:], twin[1:]) < 1e-5
+
+
+def pooled_as(form, x, w, mask, penalty):
+    """The rows of x as rows, or as segments."""
+    if form == "rows":
+        return F.robust_pool(x, penalty=penalty, weights=w, mask=mask)
+    offsets = torch.arange(0, x.numel() + 1, x.shape[1], device=DEVICE)
+    given = None if w is None else w.expand_as(x).flatten()
+    return F.segment_robust_pool(x.flatten(), offsets, penalty=penalty, weights=given, mask=mask.flatten())
+
+
+@pytest.mark.parametrize("kind", ["masked", "nan"])
+@pytest.mark.parametrize("form", ["rows", "segments"])
+@pytest.mark.parametrize("text", PENALTIES)
+def test_a_broken_row_that_is_not_used_changes_no_gradient(text, form, kind):
+    mask = torch.ones(3, 9, dtype=torch.bool, device=DEVICE)
+    mask[1, 2] = False
+    x, w, numbers = random(3, 9), random(9, seed=1).abs() + 0.2, {"rho": torch.tensor(0.7), "shape": torch.tensor(1.3)}
+    if kind == "nan":
+        x[0, 4] = math.nan
+    else:
+        mask[0] = False
+    for weighted in (True, False):
+        found = []
+        for first in (0, 1):
+            held = [t.to(DEVICE).clone().requires_grad_() for t in (x, w, *numbers.values())]
+            penalty = with_parameters(text, rho=held[2], shape=held[3])
+            y = pooled_as(form, held[0][first:], held[1] if weighted else None, mask[first:], penalty)
+            used = y if kind == "masked" and weighted else y[1 - first :]  # an empty row moves with nothing
+            found.append(torch.autograd.grad(used.sum(), held, allow_unused=True))
+        for with_it, without in zip(*found, strict=True):
+            if without is not None:
+                torch.testing.assert_close(with_it, without, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("text", ["pseudo_huber", "welsch", "barron(shape=1.5)"])
+def test_a_broken_row_that_is_used_says_so_in_its_gradients(text):
+    x, w, c = random(3, 9) + 100, random(9, seed=1).abs() + 0.2, torch.tensor(0.7, device=DEVICE)
+    x[0, 4] = math.nan
+    held = [t.clone().requires_grad_() for t in (x, w, c)]
+    y = F.robust_pool(held[0], penalty=with_parameters(text, rho=held[2]), weights=held[1])
+    grads = torch.autograd.grad(y.sum(), held)
+    assert grads[0].isnan().all(-1).tolist() == [True, False, False]
+    assert all(grad.isnan().all() for grad in grads[1:])
 
 
 @pytest.mark.parametrize("kind", list(projection.SURFACES))

@@ -30,20 +30,22 @@ def off_zero(n: Tensor) -> Tensor:
 
 def hypotenuse(a: Tensor, b: Scalar) -> Tensor:
     """sqrt(a² + b²) without overflow, for b >= 0; at least 1e-20."""
-    longest = a.clamp(min=b).clamp(min=TINY)
-    return (longest * ((a / longest).square() + (b / longest).square()).sqrt()).clamp(min=TINY)
+    # The mean length calls this beside the gains: torch.compile for any shape loses a module's number that both read.
+    longest = a.clamp(min=b).clamp(min=1e-20)
+    return (longest * ((a / longest).square() + (b / longest).square()).sqrt()).clamp(min=1e-20)
 
 
-def log_one_plus_square(r: Tensor) -> tuple[Tensor, Tensor]:
-    """log(1 + r²) and r²/(1 + r²) for r >= 0, accurate near 0 and where r² overflows.
+def log_one_plus_square(n: Tensor, reach: Scalar) -> tuple[Tensor, Tensor]:
+    """log(1 + r²) and r²/(1 + r²) of r = n/reach >= 0, accurate near 0 and where r² or r itself overflows.
 
-    log(1 + x) is log(w) + (x - (w - 1))/w with w = 1 + x rounded: the same as log1p, and faster on a CPU.
+    log(1 + x) is log(w) + (x - (w - 1))/w with w = 1 + x rounded: the same as log1p, and faster on a CPU. Beyond
+    r = 1e18, 4·log(sqrt(r/1e18)) is added, whose root is a number for every n and reach.
     """
-    bounded = r.clamp(max=1e18)
-    x = bounded.square()
+    x = (n / reach).clamp(max=1e18).square()
     w = 1.0 + x
-    beyond = (r / bounded.clamp(min=1.0)).clamp(min=1.0).log()
-    return torch.add(w.log() + (x - (w - 1.0)) / w, beyond, alpha=2.0), x / w
+    root = reach.sqrt() if isinstance(reach, Tensor) else math.sqrt(reach)
+    beyond = (off_zero(n).sqrt() * (1e-9 / root)).clamp(min=1.0).log()
+    return torch.add(w.log() + (x - (w - 1.0)) / w, beyond, alpha=4.0), x / w
 
 
 def log1p_gain(n: Tensor) -> Tensor:
@@ -79,10 +81,11 @@ def tanh_gain(n: Tensor, alpha: Scalar, rho: Scalar) -> Tensor:
 
 
 def tanh_both(n: Tensor, alpha: Scalar, rho: Scalar) -> tuple[Tensor, Tensor]:
-    """s, and h' = (alpha/rho)·(1 - tanh²(n/rho))."""
+    """s, and h' = (alpha/rho)·(1 - tanh²(n/rho)), which is (alpha/rho)·4e/(1 + e)², e = exp(-2n/rho)."""
     n = off_zero(n)
-    t = torch.tanh(n * (1.0 / rho))
-    return times(t / n, alpha), (1.0 - t * t) * (alpha / rho)
+    z = n * (1.0 / rho)
+    e = torch.exp(-2.0 * z)
+    return times(torch.tanh(z) / n, alpha), 4.0 * e / (1.0 + e).square() * (alpha / rho)
 
 
 def linear_gain(n: Tensor, alpha: Scalar) -> Tensor:
@@ -126,43 +129,43 @@ def mix_curvature(n: Tensor, s: Tensor, alpha: Scalar, beta: Scalar) -> Tensor:
     return alpha + beta / (1.0 + n)
 
 
-def barron_ratio(n: Tensor, rho: Scalar, shape: Scalar) -> tuple[Tensor, Scalar]:
-    """r = n/(rho·sqrt(b)) with b = max(|shape - 2|, 1e-6), so that T = 1 + r²; and the shape, made finite."""
+def barron_reach(rho: Scalar, shape: Scalar) -> tuple[Scalar, Scalar]:
+    """rho·sqrt(b) with b = max(|shape - 2|, 1e-6), so that T = 1 + (n/reach)²; and the shape, made finite."""
     if isinstance(shape, Tensor):
         shape = shape.clamp(min=-SHAPE_LIMIT, max=SHAPE_LIMIT)
-        return n / (rho * (shape - 2.0).abs().clamp(min=1e-6).sqrt()), shape
+        return rho * (shape - 2.0).abs().clamp(min=1e-6).sqrt(), shape
     shape = min(max(shape, -SHAPE_LIMIT), SHAPE_LIMIT)
-    return n / (rho * math.sqrt(max(abs(shape - 2.0), 1e-6))), shape
+    return rho * math.sqrt(max(abs(shape - 2.0), 1e-6)), shape
 
 
 def barron_gain(n: Tensor, rho: Scalar, shape: Scalar, alpha: Scalar = 1.0) -> Tensor:
     """s = alpha·(1 + n²/(b·rho²))^(shape/2 - 1)."""
-    r, shape = barron_ratio(n, rho, shape)
-    return times(torch.exp(log_one_plus_square(r)[0] * (shape / 2.0 - 1.0)), alpha)
+    reach, shape = barron_reach(rho, shape)
+    return times(torch.exp(log_one_plus_square(n, reach)[0] * (shape / 2.0 - 1.0)), alpha)
 
 
 def barron_both(n: Tensor, rho: Scalar, shape: Scalar, alpha: Scalar = 1.0) -> tuple[Tensor, Tensor]:
-    """s, and h' = s·(1 + (shape - 2)·r²/(1 + r²))."""
-    r, shape = barron_ratio(n, rho, shape)
-    log_t, share = log_one_plus_square(r)
+    """s, and h' = s·(1 + (shape - 2)·r²/(1 + r²)), r = n/(rho·sqrt(b))."""
+    reach, shape = barron_reach(rho, shape)
+    log_t, share = log_one_plus_square(n, reach)
     s = times(torch.exp(log_t * (shape / 2.0 - 1.0)), alpha)
     return s, s * (1.0 + (shape - 2.0) * share)
 
 
 def barron_shape_partial(n: Tensor, s: Tensor, h1: Tensor, rho: Scalar, shape: Scalar, alpha: Scalar = 1.0) -> Tensor:
     """ds/dshape = s·(log(1 + r²) - r²/(1 + r²))/2; within 1e-6 of 2, where b is held, the last term is absent."""
-    r, shape = barron_ratio(n, rho, shape)
-    log_t, share = log_one_plus_square(r)
+    reach, shape = barron_reach(rho, shape)
+    log_t, share = log_one_plus_square(n, reach)
     moving = (torch.as_tensor(shape, device=n.device) - 2.0).abs() > 1e-6
     return s * (log_t - share * moving) / 2.0
 
 
 def barron_phi(z: Tensor, rho: Scalar, shape: Scalar, alpha: Scalar = 1.0) -> Tensor:
     """phi = c²·(b/shape)·((1 + q/b)^(shape/2) - 1), q = z²/c², in a form that is smooth at shape 0 and 2."""
-    r, shape = barron_ratio(z.abs(), rho, shape)
+    reach, shape = barron_reach(rho, shape)
     shape = torch.as_tensor(shape, dtype=z.dtype, device=z.device)
     b = (shape - 2.0).abs().clamp(min=1e-6)
-    half_log = log_one_plus_square(r)[0] / 2.0
+    half_log = log_one_plus_square(z.abs(), reach)[0] / 2.0
     omega = shape * half_log
     small = omega.abs() < 1e-6
     quotient = torch.where(small, 1.0 + omega / 2.0, torch.expm1(omega) / torch.where(small, 1.0, omega))

@@ -274,10 +274,12 @@ def mad_radius(x: Tensor, weights: Tensor | None, geometry: Geometry, kappa: Any
     assert isinstance(absolute, Value)
     middle = kernel.pool(x, weights, absolute, geometry)[0]
     taps = tuple(range(-geometry.tap_dims, 0))
-    deviation = (geometry.view(x.to(middle.dtype)) - middle[(...,) + (None,) * len(taps)]).abs()
+    center = middle[(...,) + (None,) * len(taps)]
+    deviation = torch.where(center.isnan(), 0.0, geometry.view(x.to(middle.dtype)) - center).abs()
     held = None if weights is None else geometry.view(weights)
     mad = kernel.pool(deviation, held, absolute, Along(taps))[0]
     present = deviation.detach() if held is None else torch.where(held > 0, deviation.detach(), 0.0)
+    mad = torch.where(mad.isnan(), 0.0, mad)  # of a row without a sample
     least = (LEAST_SCALE * present.amax(taps)).clamp(min=torch.finfo(mad.dtype).tiny)
     return torch.maximum(kappa * mad, least)
 
@@ -295,9 +297,11 @@ def _rows(
 def _pooling_weights(x: Tensor, weights: Tensor | None, value: Value, geometry: Geometry, y: Tensor) -> Tensor:
     """p = w·s(|y − x|)/Σ w·s as a view [*rows, *taps]."""
     rows, held, flat = _rows(x, weights, value, geometry, y)
-    s = radial.gain(flat, (y.reshape(-1, 1) - rows).abs())
+    center = y.reshape(-1, 1)
+    broken = center.isnan()  # NaN stays in its row, in derivatives too
+    s = radial.gain(flat, torch.where(broken, 0.0, center - rows).abs())
     s = s if held is None else torch.where(held > 0, s * held, 0.0)
-    return (s / row_sum(s).unsqueeze(-1)).reshape(geometry.view(x).shape)
+    return torch.where(broken, torch.nan, s / row_sum(s).unsqueeze(-1)).reshape(geometry.view(x).shape)
 
 
 def _status(
@@ -307,4 +311,5 @@ def _status(
         rows, held, flat = _rows(x, weights, value, geometry, y)
         t = tangent(rows, held, flat, y.reshape(-1))
         psi = t.s * t.z if held is None else t.s * t.z * held
-        return PoolStatus(steps, row_sum(psi).abs().reshape(y.shape), t.damped.reshape(y.shape))
+        slope = torch.where(y.isnan(), torch.nan, row_sum(psi).abs().reshape(y.shape))
+        return PoolStatus(steps, slope, t.damped.reshape(y.shape))

@@ -8,7 +8,7 @@
 
 enum { SPHERE, BALL, TANH, LINEAR, SEG, LOG, MIX, BARRON };
 enum { ARC, COSINE, SIGMOID, SQUARE_COSINE, POWER, RECTIFIED };
-enum { ALPHA, BETA, RHO, SHAPE, ANGLE, FACTOR, STRETCH, GIVEN }; /* a channel's numbers as they are given */
+enum { ALPHA, BETA, RHO, SHAPE, ANGLE, FACTOR, STRETCH, OVER, GIVEN }; /* a channel's numbers as they are given */
 enum { OVER_RHO = GIVEN, POWER_OF, BEYOND_TWO, MOVES, BOUND, OVER_ANGLE, NUMBERS }; /* and what follows from them */
 
 typedef struct { /* numbers of the channels: number k of channel i at [k * pitch + i] */
@@ -79,8 +79,10 @@ INLINE vec log_gain(vec u) {
 }
 
 INLINE void barron(const Numbers *of, int64_t i, int wise, vec u, Gain *out) {
-    vec r = u * number(of, OVER_RHO, i, wise), bounded = vmin(splat(1e18f), r), x = bounded * bounded, w = x + 1;
-    vec beyond = r / vmax(splat(1), bounded), log = log_one_plus(x) + 2 * vlog(vmax(splat(1), beyond)), share = x / w;
+    vec over = number(of, OVER_RHO, i, wise), r = u * over, bounded = vmin(splat(1e18f), r), x = bounded * bounded;
+    vec log = log_one_plus(x), share = x / (x + 1);
+    if (!all(r <= 1e18f)) /* sqrt(r/1e18), a number where r itself is none */
+        log += 4 * vlog(vmax(splat(1), vsqrt(u) * 1e-9f * vsqrt(over)));
     out->s = exponential(log * number(of, POWER_OF, i, wise)) * number(of, ALPHA, i, wise);
     out->curvature = out->s * (1 + number(of, BEYOND_TWO, i, wise) * share);
     out->extra = out->s * (log - share * number(of, MOVES, i, wise)) * 0.5f;

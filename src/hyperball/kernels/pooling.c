@@ -217,9 +217,13 @@ static void pull_row(Worker *k, int64_t r) {
         for (int l = 0; l < LANES; ++l) set_penalty(job, &t, r, l, 1);
     read_row(k, r, k->tile, w, 1, n);
     job->radius[r] = 0;
-    if (y != y) { /* a broken row spoils its own gradient, but not that of a sample that is absent */
-        for (int64_t i = 0; i < n; ++i) out[i] = w && !(w[i] > 0) ? 0 : y;
-        job->radius[r] = y;
+    if (y != y) { /* a broken row that is used spoils its own gradient, but not that of a sample that is absent */
+        int held = 0;
+        for (int64_t i = 0; i < n; ++i) {
+            int present = !w || w[i] > 0;
+            held |= present, out[i] = present && v != 0 ? y : 0;
+        }
+        if (held && v != 0) job->radius[r] = y;
         return;
     }
     for (int64_t i = n; i % LANES; ++i) {

@@ -8,18 +8,30 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.forward_ad import unpack_dual
 
 from hyperball.kernels import pooling_native as native
 from hyperball.kernels.pooling_choice import choose as choose
 from hyperball.kernels.pooling_choice import compute_dtype as compute_dtype
+from hyperball.kernels.pooling_choice import explain_pooling as explain_pooling
 from hyperball.kernels.pooling_choice import is_triton
+from hyperball.kernels.pooling_choice import solver_of as solver_of
 from hyperball.kernels.pooling_geometry import Along, Geometry
 from hyperball.kernels.pooling_gradient import Tangent, parameter_partials, tangent, weight_partial
-from hyperball.kernels.pooling_rows import is_convex, pool_rows
+from hyperball.kernels.pooling_rows import pool_rows
+from hyperball.kernels.pooling_values import as_rows as as_rows
+from hyperball.kernels.pooling_values import (
+    in_slots,
+    is_tracked,
+    named_value,
+    native_penalty,
+    on_rows,
+    put_together,
+    refuse_tangents,
+    taken_apart,
+)
+from hyperball.kernels.pooling_values import per_row as per_row
 from hyperball.kernels.reading import can_look, export_records, is_concrete, row_sum
-from hyperball.radial import TABLE
-from hyperball.rows import Value, flatten, rebuild
+from hyperball.rows import Value
 
 
 def solve_rows(view: Tensor, weights: Tensor | None, value: Value, tap_dims: int) -> tuple[Tensor, Tensor]:
@@ -41,41 +53,6 @@ def solve_rows(view: Tensor, weights: Tensor | None, value: Value, tap_dims: int
     return y.reshape(row_shape), steps.reshape(row_shape)
 
 
-def native_penalty(value: Value) -> tuple[str, Any, Any]:
-    """(name, c, shape); barron of shape 1 is pseudo_huber."""
-    c, shape = value.parameters["rho"], value.parameters.get("shape", 1.0)
-    plain = value.name == "barron" and not isinstance(shape, Tensor) and shape == 1.0
-    return "pseudo_huber" if plain else value.name, c, shape
-
-
-def taken_apart(value: Value) -> tuple[Value, tuple[Tensor, ...]]:
-    """The value without its tensors, and those; a value of numbers is itself."""
-    if not any(isinstance(held, Tensor) for held in value.parameters.values()):
-        return value, ()
-    shell, tensors = flatten(value)
-    assert isinstance(shell, Value)
-    return shell, tensors
-
-
-def put_together(shell: Value, tensors: Sequence[Tensor]) -> Value:
-    """The value that `taken_apart` took apart, with these tensors."""
-    value = rebuild(shell, tensors) if tensors else shell
-    assert isinstance(value, Value)
-    return value
-
-
-def as_rows(view: Tensor, tap_dims: int) -> Tensor:
-    """[*rows, *taps] as [R, n]."""
-    rows = view.flatten(-tap_dims)
-    return rows.reshape(-1, rows.shape[-1])
-
-
-def per_row(value: Value) -> Value:
-    """The value with [*rows] parameters as [R, 1]."""
-    lifted = {key: item.reshape(-1, 1) for key, item in value.parameters.items() if isinstance(item, Tensor)}
-    return value.with_parameters(**lifted)
-
-
 @torch.library.custom_op("hyperball::robust_pool", mutates_args=())
 def robust_pool_op(
     view: Tensor, weights: Tensor | None, c: Tensor, shape: Tensor, penalty: str, tap_dims: int
@@ -92,11 +69,6 @@ def _(
     rows = view.shape[: view.dim() - tap_dims]
     dtype = compute_dtype(view.dtype)
     return view.new_empty(rows, dtype=dtype), view.new_empty(rows, dtype=torch.int32)
-
-
-def named_value(penalty: str, c: Tensor, shape: Tensor) -> Value:
-    row = TABLE[penalty]
-    return Value(row, {"rho": c, "shape": shape} if "shape" in row.parameters else {"rho": c})
 
 
 def _op_setup(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -137,13 +109,13 @@ def pull_back(
 ) -> tuple[Tensor, Tensor | None, list[Tensor]]:
     """The gradients of x, of the weights and of the tensor parameters, from that of y."""
     view, held, flat, t = _rows_and_tangent(y, x, weights, value, geometry)
-    v = grad.reshape(-1).to(y.dtype)
-    grad_x = geometry.scatter((v.unsqueeze(-1) * t.share).reshape(view.shape), x.shape).to(x.dtype)
+    v = grad.reshape(-1, 1).to(y.dtype)
+    grad_x = geometry.scatter(t.pull(v, t.share, held).reshape(view.shape), x.shape).to(x.dtype)
     grad_weights = None
     if weights is not None:
-        taps = (v.unsqueeze(-1) * weight_partial(t)).reshape(view.shape)
+        taps = t.pull(v, weight_partial(t)).reshape(view.shape)
         grad_weights = geometry.scatter(taps, weights.shape).to(weights.dtype)
-    parameters = [(v * partial).reshape(y.shape) for partial in parameter_partials(flat, held, t)]
+    parameters = [t.pull(v, partial.unsqueeze(-1)).reshape(y.shape) for partial in parameter_partials(flat, held, t)]
     return grad_x, grad_weights, parameters
 
 
@@ -162,11 +134,6 @@ def solve_view(
     row_weights = None if row_weights is None else row_weights.expand_as(view)
     found: tuple[Tensor, Tensor] = robust_pool_op(view, row_weights, c, shape, held.name, geometry.tap_dims)
     return found
-
-
-def on_rows(parameter: Any, rows: Tensor) -> Tensor:
-    """A number or a tensor in the shape and dtype of the rows."""
-    return parameter.expand(rows.shape) if isinstance(parameter, Tensor) else torch.full_like(rows, parameter)
 
 
 def saved_pull_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
@@ -295,7 +262,8 @@ class RobustPool(torch.autograd.Function):
         for partial, change in zip(parameter_partials(flat, held, t), dtensors, strict=True):
             if change is not None:
                 moved = moved + partial * change.reshape(-1)
-        return moved.reshape(y.shape), None
+        moved = moved.unsqueeze(-1)
+        return t.pull(torch.ones_like(moved), moved).reshape(y.shape), None
 
     @staticmethod
     def vmap(
@@ -333,13 +301,6 @@ class CompiledRobustPool(torch.autograd.Function):
         return in_slots(*saved_pull_back(ctx, grad), count=8)
 
 
-def in_slots(*items: Any, count: int) -> tuple[Any, ...]:
-    """The items, and None in the places that remain."""
-    if len(items) > count:
-        raise NotImplementedError(f"a penalty may have {count - 4} tensor parameters in compiled code")
-    return (*items, *(None,) * (count - len(items)))
-
-
 # torch asks for the signature at every call; an attribute answers faster than an inspection.
 RobustPool.forward.__signature__ = inspect.signature(RobustPool.forward)  # type: ignore[attr-defined]
 
@@ -364,42 +325,3 @@ def pool(x: Tensor, weights: Tensor | None, value: Value, geometry: Geometry) ->
     else:
         y, steps = RobustPool.apply(x, weights, shell, geometry, *tensors)
     return y, steps
-
-
-def refuse_tangents(*tensors: Tensor | None) -> None:
-    """A compiled graph holds no forward-mode rule; without this check its tangents would silently be zero."""
-    if any(unpack_dual(tensor).tangent is not None for tensor in tensors if tensor is not None):
-        raise NotImplementedError("robust pooling has no forward-mode derivative in compiled code; call it uncompiled")
-
-
-def is_tracked(tensor: Tensor | None) -> bool:
-    """Whether a transform or autograd may ask for a derivative: else a call need not pay for the bookkeeping."""
-    if tensor is None:
-        return False
-    if type(tensor) not in (Tensor, torch.nn.Parameter) or (tensor.requires_grad and torch.is_grad_enabled()):
-        return True
-    try:
-        tensor.data_ptr()  # what torch.func wraps has none
-    except RuntimeError:
-        return True
-    return unpack_dual(tensor).tangent is not None
-
-
-def solver_of(value: Value) -> str:
-    """How rows are solved under this penalty."""
-    closed = {
-        "quadratic": "the mean, in closed form",
-        "absolute": "the median, by selection",
-        "truncated_quadratic": "exact: the sorted row is swept with prefix sums",
-    }
-    if value.name in closed:
-        return closed[value.name]
-    return (
-        f"Newton inside a bracket, row by row, from {'a median' if is_convex(value) else 'the best of several starts'}"
-    )
-
-
-def explain_pooling(value: Value, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> str:
-    """Which kernel would pool a tensor of this device and dtype under this penalty, and why."""
-    kernel, reason = choose(value, torch.device(device), dtype)
-    return f"{kernel}, {str(compute_dtype(dtype)).removeprefix('torch.')}: {reason}"

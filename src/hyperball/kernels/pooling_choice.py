@@ -1,4 +1,4 @@
-"""Which kernel pools rows, and why: a pure function of the penalty, the device and the dtype."""
+"""Which kernel pools rows, how and why: pure functions of the penalty, the device and the dtype."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from torch import Tensor
 
 from hyperball.kernels import dispatch
 from hyperball.kernels import pooling_native as native
+from hyperball.kernels.pooling_rows import is_convex
 from hyperball.kernels.reading import can_look, export_records
 from hyperball.rows import Value
 
@@ -63,3 +64,23 @@ def _native_shape(shape: Any) -> bool:
     if isinstance(shape, Tensor):
         return can_look(shape) and bool(((shape >= low) & (shape <= high)).all())
     return low <= shape <= high
+
+
+def solver_of(value: Value) -> str:
+    """How rows are solved under this penalty."""
+    closed = {
+        "quadratic": "the mean, in closed form",
+        "absolute": "the median, by selection",
+        "truncated_quadratic": "exact: the sorted row is swept with prefix sums",
+    }
+    if value.name in closed:
+        return closed[value.name]
+    return (
+        f"Newton inside a bracket, row by row, from {'a median' if is_convex(value) else 'the best of several starts'}"
+    )
+
+
+def explain_pooling(value: Value, device: torch.device | str = "cpu", dtype: torch.dtype = torch.float32) -> str:
+    """Which kernel would pool a tensor of this device and dtype under this penalty, and why."""
+    kernel, reason = choose(value, torch.device(device), dtype)
+    return f"{kernel}, {str(compute_dtype(dtype)).removeprefix('torch.')}: {reason}"

@@ -174,14 +174,38 @@ static int64_t fill_histogram(Scratch *m, const REAL *w, int64_t n, REAL c, REAL
     return cells;
 }
 
-/* A start in the basin of the global minimum: the highest peak of the smoothed histogram; peaks that come close to it
-   are compared after three exact steps each. Uses, and may sort, the scratch row. */
+/* Whether cell i is a peak that comes close to the highest, or an end of a top so flat that it may hide two. */
+INLINE int is_start(const REAL *d, int64_t i, int64_t cells, REAL highest) {
+    REAL flat = highest * (REAL)0.995;
+    if (d[i] >= d[i - 1] && d[i] > d[i + 1] && d[i] >= highest * (REAL)0.98) return 1;
+    if (!(d[i] >= flat)) return 0;
+    return (i + 3 < cells && d[i - 1] < flat && d[i + 3] >= flat) || (i >= 3 && d[i + 1] < flat && d[i - 3] >= flat);
+}
+
+/* The peak of the exact sum of bells uphill from u, and its height. */
+static REAL climb(const Tile *row, REAL start, REAL *height) {
+    vec u = splat(start);
+    Sums s, g;
+    for (int j = 0; j <= 30; ++j) {
+        gains(WELSCH, row, u, &g);
+        slopes(WELSCH, row, u, &s);
+        vec step = s.g / pick(s.h > g.gain * (REAL)0.1, s.h, g.gain);
+        if (j == 30 || !(fabs(step[0]) > 1e-3 * row->c[0])) break;
+        u -= step;
+    }
+    *height = g.gain[0];
+    return u[0];
+}
+
+/* A start in the basin of the global minimum: the highest peak of the smoothed histogram; others that come close to it
+   are compared by their exact peaks. Uses, and may sort, the scratch row. A sample shared between two cells spreads by
+   1/6 of a cell's square on average, by which the bell is narrower. */
 static REAL welsch_start(Scratch *m, const Tile *like, const REAL *w, int64_t n, REAL c, REAL low, REAL high) {
     int sorted, rivals = 0;
     int64_t cells = fill_histogram(m, w, n, c, low, high, &sorted);
     if (!cells) return low;
     REAL bell[2 * REACH + 1], highest = 0, best = low, top = -1;
-    for (int j = -REACH; j <= REACH; ++j) bell[j + REACH] = (REAL)exp(-j * j / 32.0);
+    for (int j = -REACH; j <= REACH; ++j) bell[j + REACH] = (REAL)exp(-j * j / (2 * (16 - 1 / 6.0)));
     for (int64_t i = 0; i < cells; i += LANES) {
         vec d = splat(0);
         for (int j = 0; j <= 2 * REACH; ++j) d += bell[j] * *(const vec *)(m->histogram + i + j);
@@ -191,8 +215,7 @@ static REAL welsch_start(Scratch *m, const Tile *like, const REAL *w, int64_t n,
     const REAL *d = m->density + 1;
     for (int64_t i = 0; i < cells; ++i) highest = d[i] > highest ? d[i] : highest;
     for (int64_t i = 0; i < cells; ++i)
-        if (d[i] >= d[i - 1] && d[i] > d[i + 1] && d[i] >= highest * (REAL)0.96)
-            ++rivals, best = cell_center(m, n, (REAL)i, c, low, sorted);
+        if (is_start(d, i, cells, highest)) ++rivals, best = cell_center(m, n, (REAL)i, c, low, sorted);
     if (rivals <= 1) return best;
     Tile row = *like;
     row.alone = 1, row.x = m->row, row.w = w, row.n = (n + LANES - 1) / LANES;
@@ -201,16 +224,9 @@ static REAL welsch_start(Scratch *m, const Tile *like, const REAL *w, int64_t n,
     for (int l = 0; l < LANES; ++l) row.tail[l] = l < n % LANES;
     for (int64_t i = n; i < row.n * LANES; ++i) m->row[i] = m->row[0];
     for (int64_t i = 0; i < cells; ++i) {
-        if (!(d[i] >= d[i - 1] && d[i] > d[i + 1] && d[i] >= highest * (REAL)0.96)) continue;
-        vec u = splat(cell_center(m, n, (REAL)i, c, low, sorted));
-        Sums s, g;
-        for (int j = 0; j < 4; ++j) {
-            gains(WELSCH, &row, u, &g);
-            if (j == 3) break;
-            slopes(WELSCH, &row, u, &s);
-            u -= s.g / pick(s.h > g.gain * (REAL)0.3, s.h, g.gain);
-        }
-        if (g.gain[0] > top) top = g.gain[0], best = u[0];
+        if (!is_start(d, i, cells, highest)) continue;
+        REAL height, u = climb(&row, cell_center(m, n, (REAL)i, c, low, sorted), &height);
+        if (height > top) top = height, best = u;
     }
     return best;
 }

@@ -4,6 +4,7 @@ With z = y − x, J_i = w_i·phi''(z_i)/D and D = max(Σ w·phi'', 1e-3·Σ w·s
 dy = Σ J·dx + (1/c)Σ z·J·dc − (1/D)Σ w·z·(ds/dshape)·dshape − (1/D)Σ psi·dw.
 Where D is not Σ w·phi'' the row is damped: its direction is kept, its ΣJ is below 1. A row of huber without an inlier,
 and every row of absolute, moves with its two middle samples, one half each (shared among ties).
+A row whose y is NaN passes NaN on only where it holds a sample and its y is used; else it contributes nothing.
 Everything is plain torch on x and y, so the second derivative is autograd's.
 """
 
@@ -23,6 +24,33 @@ DAMPING = 1e-3
 WITH_MIDDLE = ("huber", "absolute")
 
 
+class Broken(NamedTuple):
+    """The rows whose y is NaN, and the rows that hold a sample, [R, 1]."""
+
+    rows: Tensor
+    held: Tensor
+
+    def keep(self, moved: Tensor, v: Tensor, weights: Tensor | None = None) -> Tensor:
+        """`moved`, [R, …], but in a broken row NaN if it holds a sample and its v, [R, d], is not 0, else 0.
+
+        With weights [R, n], what belongs to a sample of weight 0 stays as it is.
+        """
+        used = self.held & (v != 0).any(-1, keepdim=True)
+        fate, rows = torch.where(used, torch.nan, 0.0).to(moved.dtype), self.rows
+        if weights is not None:
+            rows, fate = rows & (weights > 0), fate.expand_as(weights)
+        further = (...,) + (None,) * (moved.dim() - 2)
+        return torch.where(rows[further], fate[further], moved)
+
+
+def broken_rows(y: Tensor, weights: Tensor | None) -> Broken | None:
+    """Of y [R, d] and weights None or [R, n]; None where no row is broken for certain."""
+    rows = y.detach().isnan().any(-1, keepdim=True)
+    if not may_hold_somewhere(rows):
+        return None
+    return Broken(rows, torch.ones_like(rows) if weights is None else (weights.detach() > 0).any(-1, keepdim=True))
+
+
 class Tangent(NamedTuple):
     """The derivative at a solution, per row [R, n] or [R, 1]."""
 
@@ -33,6 +61,12 @@ class Tangent(NamedTuple):
     curvature: Tensor
     by_middle: Tensor | None  # rows that move with their middle samples
     damped: Tensor
+    broken: Broken | None
+
+    def pull(self, v: Tensor, partial: Tensor, weights: Tensor | None = None) -> Tensor:
+        """v·partial of every row, v [R, 1]; see `Broken.keep`."""
+        moved = v * partial
+        return moved if self.broken is None else self.broken.keep(moved, v, weights)
 
 
 def clean(rows: Tensor, weights: Tensor | None) -> Tensor:
@@ -45,7 +79,9 @@ def clean(rows: Tensor, weights: Tensor | None) -> Tensor:
 def tangent(rows: Tensor, weights: Tensor | None, value: Value, y: Tensor) -> Tangent:
     """The derivative of every row; rows [R, n], weights None or [R, n], parameters numbers or [R, 1], y [R]."""
     rows, y = clean(rows, weights), clean(y, None)
-    z = y.unsqueeze(-1) - rows
+    z, broken = y.unsqueeze(-1) - rows, broken_rows(y.unsqueeze(-1), weights)
+    if broken is not None:  # what is finite here stays so in derivatives of any order
+        z = torch.where(broken.rows, 0.0, z)
     s, curvature = summable(value, *gain_and_curvature(value, z.abs()))
     h = curvature if weights is None else weights * curvature
     total, gains = row_sum(h).unsqueeze(-1), row_sum(s if weights is None else weights * s).unsqueeze(-1)
@@ -57,11 +93,10 @@ def tangent(rows: Tensor, weights: Tensor | None, value: Value, y: Tensor) -> Ta
         by_middle = total <= 0
         if may_hold_somewhere(by_middle):
             share = torch.where(by_middle, middle_share(rows, weights, y), share)
-    share = torch.where(y.isnan().unsqueeze(-1), torch.nan, share)
     damped = (total < DAMPING * gains) if by_middle is None else (total < DAMPING * gains) & ~by_middle
     if weights is not None:
         share = torch.where(weights > 0, share, 0.0)
-    return Tangent(share, divisor, z, s, curvature, by_middle, damped.squeeze(-1))
+    return Tangent(share, divisor, z, s, curvature, by_middle, damped.squeeze(-1), broken)
 
 
 def summable(value: Value, s: Tensor, curvature: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,10 @@ import torch
 from torch import Tensor
 
 from hyperball.kernels import pooling_native as native
-from hyperball.kernels.pooling import (
+from hyperball.kernels.pooling_choice import choose, compute_dtype, is_triton
+from hyperball.kernels.pooling_gradient import Tangent, parameter_partials, tangent, weight_partial
+from hyperball.kernels.pooling_rows import pool_rows
+from hyperball.kernels.pooling_values import (
     is_tracked,
     named_value,
     native_penalty,
@@ -23,9 +26,6 @@ from hyperball.kernels.pooling import (
     refuse_tangents,
     taken_apart,
 )
-from hyperball.kernels.pooling_choice import choose, compute_dtype, is_triton
-from hyperball.kernels.pooling_gradient import Tangent, parameter_partials, tangent, weight_partial
-from hyperball.kernels.pooling_rows import pool_rows
 from hyperball.kernels.reading import is_concrete, row_sum
 from hyperball.rows import Value
 
@@ -119,11 +119,11 @@ def pull_back(
     parameters = [torch.zeros_like(y) for held in value.parameters.values() if isinstance(held, Tensor)]
     for bucket, row_weights, held, t in _tangents(y, x, weights, offsets, value):
         v = grad[bucket.segments].reshape(-1, 1).to(y.dtype)
-        grad_x = bucket.place(grad_x, v * t.share)
+        grad_x = bucket.place(grad_x, t.pull(v, t.share, row_weights))
         if grad_weights is not None:
-            grad_weights = bucket.place(grad_weights, v * weight_partial(t))
+            grad_weights = bucket.place(grad_weights, t.pull(v, weight_partial(t)))
         for i, partial in enumerate(parameter_partials(held, row_weights, t)):
-            moved = (v.squeeze(1) * partial).reshape(len(bucket.segments), x.shape[1])
+            moved = t.pull(v, partial.unsqueeze(-1)).reshape(len(bucket.segments), x.shape[1])
             parameters[i] = parameters[i].index_add(0, bucket.segments, moved)
     return grad_x.to(x.dtype), None if weights is None else grad_weights.to(weights.dtype), parameters  # type: ignore[union-attr]
 
@@ -148,7 +148,8 @@ def residuals(y: Tensor, x: Tensor, weights: Tensor | None, offsets: Tensor, val
     """(|Σ psi|, whether the gradient is damped), [S, D]."""
     gradient, damped = torch.full_like(y, torch.nan), torch.zeros_like(y, dtype=torch.bool)
     for bucket, held, _, t in _tangents(y, x, weights, offsets, value):
-        gradient[bucket.segments] = row_sum(t.s * t.z * held).abs().reshape(len(bucket.segments), x.shape[1])
+        slope = row_sum(t.s * t.z * held).abs().reshape(len(bucket.segments), x.shape[1])
+        gradient[bucket.segments] = torch.where(y[bucket.segments].isnan(), torch.nan, slope)
         damped[bucket.segments] = t.damped.reshape(len(bucket.segments), x.shape[1])
     return gradient, damped
 
@@ -192,6 +193,7 @@ class SegmentPool(torch.autograd.Function):
             for partial, step in zip(parameter_partials(own, held, t), dtensors, strict=True):
                 if step is not None:
                     change = change + partial * step[bucket.segments].reshape(-1)
+            change = t.pull(torch.ones_like(change).unsqueeze(-1), change.unsqueeze(-1))
             moved = moved.index_add(0, bucket.segments, change.reshape(len(bucket.segments), x.shape[1]))
         return moved, None
 

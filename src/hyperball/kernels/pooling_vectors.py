@@ -15,8 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from hyperball.kernels.pooling import (
-    compute_dtype,
+from hyperball.kernels.pooling_choice import compute_dtype
+from hyperball.kernels.pooling_gradient import Broken, broken_rows
+from hyperball.kernels.pooling_rows import CANDIDATES, is_convex, phi
+from hyperball.kernels.pooling_solver import gain_and_curvature
+from hyperball.kernels.pooling_values import (
     in_slots,
     named_value,
     on_rows,
@@ -24,8 +27,6 @@ from hyperball.kernels.pooling import (
     refuse_tangents,
     taken_apart,
 )
-from hyperball.kernels.pooling_rows import CANDIDATES, is_convex, phi
-from hyperball.kernels.pooling_solver import gain_and_curvature
 from hyperball.kernels.reading import can_look, export_records, row_sum
 from hyperball.rows import Value
 
@@ -242,20 +243,34 @@ def solve_sets(x: Tensor, weights: Tensor | None, value: Value, tensors: Sequenc
     return pool_sets(x, w, _held(value, tensors), fixed=dtype != torch.float64 or not can_look(x))
 
 
+def look_at_solution(y: Tensor, x: Tensor, weights: Tensor | None, value: Value) -> tuple[Point, Broken | None]:
+    """`look_at`, with the points of a set whose center is NaN at that center, so that nothing there is NaN."""
+    x, broken = _clean(x.to(y.dtype), weights), broken_rows(y, weights)
+    if broken is not None:
+        y, x = torch.where(broken.rows, 0.0, y), torch.where(broken.rows.unsqueeze(-1), 0.0, x)
+    return look_at(y, x, weights, value), broken
+
+
 def saved_pull_back(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
     """The backward of both functions below."""
     x, weights, y, *tensors = ctx.saved_tensors
     w = None if weights is None else weights.to(y.dtype)
-    held = _held(ctx.value, tensors)
-    p = look_at(y, _clean(x.to(y.dtype), w), w, held)
-    adjoint = solve_hessian(p, grad.to(y.dtype), damped=True)
+    held, v = _held(ctx.value, tensors), grad.to(y.dtype)
+    p, broken = look_at_solution(y, x, w, held)
+    adjoint = solve_hessian(p, v, damped=True)
     bend = (p.h - p.s) * along(p.r, adjoint)
     grad_x = p.s.unsqueeze(-1) * adjoint.unsqueeze(-2) + bend.unsqueeze(-1) * p.r
     grad_w = None
     if weights is not None:
         s = gain_and_curvature(held, p.n)[0]
-        grad_w = (-s * along(p.d, adjoint)).to(weights.dtype)
+        grad_w = -s * along(p.d, adjoint)
     parameters = [(adjoint * slope).sum(-1) for slope in _slopes(held, p, w)]
+    if broken is not None:
+        grad_x = broken.keep(grad_x, v, w)
+        grad_w = None if grad_w is None else broken.keep(grad_w, v)
+        parameters = [broken.keep(slope.unsqueeze(-1), v).squeeze(-1) for slope in parameters]
+    if weights is not None and grad_w is not None:
+        grad_w = grad_w.to(weights.dtype)
     return grad_x.to(x.dtype), grad_w, None, *parameters
 
 
@@ -282,7 +297,7 @@ class VectorPool(torch.autograd.Function):
         x, weights, y, *tensors = ctx.saved_tensors
         w = None if weights is None else weights.to(y.dtype)
         held = _held(ctx.value, tensors)
-        p = look_at(y, _clean(x.to(y.dtype), w), w, held)
+        p, broken = look_at_solution(y, x, w, held)
         moved = torch.zeros_like(y)
         if dx is not None:
             step = dx.to(y.dtype)
@@ -292,7 +307,8 @@ class VectorPool(torch.autograd.Function):
         for slope, change in zip(_slopes(held, p, w), dtensors, strict=True):
             if change is not None:
                 moved = moved + slope * change.unsqueeze(-1)
-        return solve_hessian(p, moved, damped=True), None
+        found = solve_hessian(p, moved, damped=True)
+        return found if broken is None else broken.keep(found, torch.ones_like(found)), None
 
     @staticmethod
     def vmap(

@@ -1,7 +1,7 @@
 """The Triton kernel of robust pooling: a program reads its rows once, solves them in registers, writes a number each.
 
 The mathematics is that of `pooling_rows` and `pooling.c`: convex penalties by Newton's method inside a bracket, from
-the mean; others by the same from the best of the points of a grid, or of the samples where these are fewer. A row
+the mean; others by the same from the two best points of a grid, or of the samples where these are fewer. A row
 without weights has its missing samples at y itself, where psi is 0 and psi' and s are 1, so that their number is
 subtracted and no product is formed. `pooling_samples` says what the tuples hold.
 """
@@ -20,8 +20,9 @@ from hyperball.kernels.triton.pooling_samples import (
     measured,
     parameter,
     place_rows,
+    scores,
 )
-from hyperball.kernels.triton.pooling_search import best_start, local_bracket, median, newton
+from hyperball.kernels.triton.pooling_search import best_starts, local_bracket, median, newton
 from hyperball.kernels.triton.pooling_terms import bounded
 from hyperball.kernels.triton.row_access import row_numbers, somewhere
 
@@ -71,34 +72,62 @@ def middle_of_gap(
 
 
 @triton.jit
+def against_rival(
+    P: tl.constexpr, y: tl.tensor, taken: tl.tensor, second: tl.tensor, rival: tl.tensor, low: tl.tensor,
+    high: tl.tensor, mass: tl.tensor, tile: tl.tensor, law: tl.tensor, unit: tl.tensor, place: tl.tensor,
+    WEIGHTED: tl.constexpr, EVEN: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, LOOP: tl.constexpr,
+    BR: tl.constexpr, BN: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """y and its steps, or the minimum that Newton's method reaches from the second start of a row with a rival."""
+    if somewhere(rival):
+        lower, upper = local_bracket(
+            P, rival, second, low, high, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN
+        )
+        other, _, more = newton(
+            P, second, lower, upper, mass, ~rival, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN
+        )
+        here = scores(P, y, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
+        there = scores(P, other, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
+        better = rival & (there > here)
+        y, taken = tl.where(better, other, y), tl.where(better, more, taken)
+    return y, taken
+
+
+@triton.jit
 def solved(
     P: tl.constexpr, y: tl.tensor, low: tl.tensor, high: tl.tensor, mass: tl.tensor, broken: tl.tensor,
     live: tl.tensor, tile: tl.tensor, law: tl.tensor, unit: tl.tensor, place: tl.tensor, WEIGHTED: tl.constexpr,
     EVEN: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, LOOP: tl.constexpr, BR: tl.constexpr,
     BN: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The center of every row by Newton's method from y, or from the best of several starts; and the steps taken."""
+    """The center of every row by Newton's method from y, or the better of those from two starts; and its steps."""
     c, over, _far, shape = law
     if P != "welsch":
         vast = ~broken & ((high - low) * over > 1e12)  # halving such a bracket would take too many steps
         if somewhere(vast):
             middle = median(low, high, mass, broken, tile, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
             y = tl.where(vast, middle, y)
+    second, rival, lower, upper = y, broken & False, low, high
     if P == "welsch" or P == "barron":
         several = ~broken & (high > low)
         if P == "barron":
             several = several & (shape < 1.0)
         if somewhere(several):
-            start = best_start(
+            first, second, rival = best_starts(
                 P, several, low, high, mass, live, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN
             )
-            y = tl.where(several, start, y)
-            low, high = local_bracket(
+            y = tl.where(several, first, y)
+            lower, upper = local_bracket(
                 P, several, y, low, high, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN
             )
     y, support, taken = newton(
-        P, y, low, high, mass, broken, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN
+        P, y, lower, upper, mass, broken, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN
     )
+    if P == "welsch" or P == "barron":
+        y, taken = against_rival(
+            P, y, taken, second, rival, low, high, mass, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR,
+            BN,
+        )  # fmt: skip
     if P == "huber":
         y = middle_of_gap(c, y, support, mass, broken, tile, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
     return y, taken

@@ -37,9 +37,9 @@ def moments(
     P: tl.constexpr, y: tl.tensor, tile: tl.tensor, law: tl.tensor, limit: tl.tensor, WEIGHTED: tl.constexpr,
     SHAPE: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Σ w·(psi', s, z·psi', z·ds/dshape) of one tile."""
+    """Σ w·(psi', s, z·psi', z·ds/dshape) of one tile; where y is NaN, of z = 0."""
     x, w, inside = tile
-    z = tl.where(inside, y - x, 0.0)
+    z = tl.where(inside & (y == y), y - x, 0.0)
     _, h, s = held_terms(P, z, law, limit)
     h, s = weighted(h, w, inside, WEIGHTED), weighted(s, w, inside, WEIGHTED)
     bend = tl.zeros_like(h)
@@ -101,7 +101,10 @@ def backward_kernel(
     DW: tl.constexpr, RAGGED: tl.constexpr, EVEN: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
     LOOP: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
 ) -> None:  # fmt: skip
-    """v·w·psi'/D of every sample, D = max(Σ w·psi', 1e-3·Σ w·s); -v·psi/D of its weight; the row's c and shape."""
+    """v·w·psi'/D of every sample, D = max(Σ w·psi', 1e-3·Σ w·s); -v·psi/D of its weight; the row's c and shape.
+
+    A row whose y is NaN gives NaN where it holds a sample and v is not 0, else 0.
+    """
     number = row_numbers(WIDE, BR)
     live = number < rows
     row = tl.where(live, number, 0)
@@ -129,6 +132,7 @@ def backward_kernel(
     positive = tl.where(divisor > 0, divisor, 1.0)
     scale = tl.where(divisor > 0, v / positive, 0.0)
     radius = scale * moment
+    fate = tl.where((v != 0) & (gains != 0), float("nan"), 0.0)  # of a broken row: one without a sample has no gains
     by_middle = (total <= 0) & ((P == "huber") | (P == "absolute"))
     left, right = y, y
     on_left, on_right = tl.full([BR, 1], 1.0, tl.float32), tl.full([BR, 1], 1.0, tl.float32)
@@ -137,9 +141,9 @@ def backward_kernel(
         pull = 0.5 * v * (tl.where(on_left > 0, y - left, 0.0) + tl.where(on_right > 0, y - right, 0.0))
         radius = tl.where(by_middle, pull, radius)
     if C_TENSOR:
-        tl.store(dc_pointer + number, tl.where(broken, float("nan"), radius / c), mask=live)
+        tl.store(dc_pointer + number, tl.where(broken, fate, radius / c), mask=live)
     if SHAPE_TENSOR:
-        tl.store(dshape_pointer + number, tl.where(broken, float("nan"), -v * bend / positive), mask=live)
+        tl.store(dshape_pointer + number, tl.where(broken, fate, -v * bend / positive), mask=live)
     on_left, on_right = tl.maximum(on_left, 1.0), tl.maximum(on_right, 1.0)
     for at in range(0, longest, BN):
         t = at + tl.arange(0, BN)[None, :]
@@ -151,10 +155,10 @@ def backward_kernel(
         if P == "huber" or P == "absolute":
             halves = tl.where(xt == left, 0.5 / on_left, 0.0) + tl.where(xt == right, 0.5 / on_right, 0.0)
             share = tl.where(by_middle, v * halves, share)
-        share = tl.where(there, tl.where(broken, float("nan"), share), 0.0)
+        share = tl.where(there, tl.where(broken, fate, share), 0.0)
         where = out + tap_offset(t, inner, out_taps, FLAT, WIDE)
         tl.store(share_pointer + where, share.to(share_pointer.dtype.element_ty), mask=t < n)
         if DW:
             dw = tl.where(by_middle, 0.0, -v * psi / positive)
-            dw = tl.where(broken, float("nan"), dw)
+            dw = tl.where(broken, fate, dw)
             tl.store(dw_pointer + where, dw.to(dw_pointer.dtype.element_ty), mask=t < n)

@@ -1,6 +1,6 @@
 """Triton kernels of projections: a program reads its rows once, finds the threshold in registers and writes y.
 
-Tiles are [rows, samples]; what belongs to a row is [rows, 1]. The formulas are those of `hyperball.kernels.projection`;
+Tiles are [rows, samples]; what belongs to a row is [rows, 1]. The formulas are those of `projection_surfaces`;
 a row that is not finite is NaN for L1, L2 and the simplex, and so is one whose radius is not > 0.
 """
 

@@ -63,13 +63,13 @@ def log1p_gain(n: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def log_one_plus_square(r: tl.tensor) -> tl.tensor:
-    """log(1 + r²) and r²/(1 + r²) for r >= 0, accurate near 0 and where r² overflows."""
-    bounded = tl.minimum(r, 1e18)
+def log_one_plus_square(n: tl.tensor, over: tl.tensor) -> tl.tensor:
+    """log(1 + r²) and r²/(1 + r²) of r = n·over >= 0, accurate near 0 and where r² or r itself overflows."""
+    bounded = tl.minimum(n * over, 1e18)
     x = bounded * bounded
     w = 1.0 + x
-    beyond = tl.log(tl.maximum(r / tl.maximum(bounded, 1.0), 1.0))
-    return tl.log(w) + (x - (w - 1.0)) / w + 2.0 * beyond, x / w
+    beyond = tl.log(tl.maximum(tl.sqrt(n) * (1e-9 * tl.sqrt(over)), 1.0))
+    return tl.log(w) + (x - (w - 1.0)) / w + 4.0 * beyond, x / w
 
 
 @triton.jit
@@ -146,7 +146,7 @@ def radial(
         h1 = alpha + beta / (1.0 + n)
     elif ROW == "barron":
         a = tl.minimum(tl.maximum(shape, -1e15), 1e15)
-        log_t, share = log_one_plus_square(n * (over / tl.sqrt(tl.maximum(tl.abs(a - 2.0), 1e-6))))
+        log_t, share = log_one_plus_square(n, over / tl.sqrt(tl.maximum(tl.abs(a - 2.0), 1e-6)))
         s = alpha * tl.exp(log_t * (a * 0.5 - 1.0))
         h1 = s * (1.0 + (a - 2.0) * share)
     else:
@@ -191,7 +191,7 @@ def radial_slope(
             d = h1
     else:
         a = tl.minimum(tl.maximum(shape, -1e15), 1e15)
-        log_t, share = log_one_plus_square(n * (over / tl.sqrt(tl.maximum(tl.abs(a - 2.0), 1e-6))))
+        log_t, share = log_one_plus_square(n, over / tl.sqrt(tl.maximum(tl.abs(a - 2.0), 1e-6)))
         d = s * (log_t - tl.where(tl.abs(a - 2.0) > 1e-6, share, 0.0)) * 0.5
     return d
 
