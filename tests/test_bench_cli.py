@@ -1,14 +1,18 @@
 """`hyperball bench`: mistakes, exit codes, what it writes and prints."""
 
+import importlib
+import json
+import os
 import subprocess
 import sys
+from types import SimpleNamespace
 
 import pytest
 import torch
 
 from hyperball.bench import checks, records
 from hyperball.bench.case import Aim, Case
-from hyperball.bench.sections import conv
+from hyperball.bench.sections import conv, projection
 from hyperball.cli import main
 from hyperball.cli.bench import SECTIONS, chosen
 
@@ -83,12 +87,22 @@ def test_the_command_lists_the_packages_sections():
     assert SECTIONS == bench.SECTIONS == tuple(table.TITLES)
 
 
+def tiny(name, step=lambda: None):
+    steps = {subject: (lambda sets: [step] * sets) for subject in ("nn.Conv2d", "ours")}
+    return Case("conv", name, "forward", "fp32", steps, ("nn.Conv2d",), aims={("ours", "nn.Conv2d"): Aim(1e9)})
+
+
 @pytest.fixture
 def one_case(monkeypatch):
-    steps = {name: (lambda sets: [lambda: None] * sets) for name in ("nn.Conv2d", "ours")}
-    case = Case("conv", "tiny", "forward", "fp32", steps, ("nn.Conv2d",), aims={("ours", "nn.Conv2d"): Aim(1e9)})
-    monkeypatch.setattr(conv, "cases", lambda setting: [case])
+    monkeypatch.setattr(conv, "cases", lambda setting: [tiny("tiny")])
     monkeypatch.setattr(checks, "checkout", lambda: None)
+
+
+def interrupt():
+    raise KeyboardInterrupt
+
+
+QUICKLY = ("conv", "--device", "cpu", "--quick", "--out", "x.json")
 
 
 def test_a_benchmark_checks_measures_prints_and_writes(capsys, one_case, tmp_path):
@@ -153,3 +167,120 @@ def test_a_document_without_markers_is_refused(capsys, one_case, tmp_path):
     assert code == 2
     assert "the document has no lines <!-- bench: x.json --> and <!-- /bench -->" in errors
     assert (tmp_path / "x.md").read_text() == "nothing\n"
+
+
+def test_an_interrupted_run_keeps_the_complete_section_and_says_how_far_it_came(
+    capsys, one_case, monkeypatch, tmp_path
+):
+    assert call(capsys, *QUICKLY)[0] == 0
+    complete = records.read(tmp_path / "x.json").sections
+    monkeypatch.setattr(conv, "cases", lambda setting: [tiny("first"), tiny("second", interrupt), tiny("third")])
+    assert call(capsys, *QUICKLY)[0] == 130
+    held = records.read(tmp_path / "x.json")
+    assert held.sections == complete
+    assert [row.case for row in held.partial["conv"].rows] == ["first"]
+    assert held.partial["conv"].notes == ["incomplete: 1 of 3 cases", *complete["conv"].notes]
+    printed = call(capsys, "--markdown", "x.json")[1]
+    assert "One convolution, not measured to its end" in printed
+    assert "- incomplete: 1 of 3 cases" in printed
+    monkeypatch.setattr(conv, "cases", lambda setting: [tiny("first"), tiny("second")])
+    assert call(capsys, *QUICKLY)[0] == 0
+    held = records.read(tmp_path / "x.json")
+    assert [row.case for row in held.sections["conv"].rows] == ["first", "second"]
+    assert (held.sections["conv"].notes, held.partial) == (complete["conv"].notes, {})
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that stands still unless it is moved."""
+    now = [0.0]
+    module = importlib.import_module("hyperball.bench.run")
+    monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    return now
+
+
+def test_the_time_of_quick_begins_after_the_checks(capsys, one_case, monkeypatch, clock, tmp_path):
+    def long_check(*arguments):
+        clock[0] += 1000.0
+
+    monkeypatch.setattr(checks, "check", long_check)
+    assert call(capsys, *QUICKLY)[0] == 0
+    assert len(records.read(tmp_path / "x.json").sections["conv"].rows) == 1
+
+
+def test_a_section_for_which_no_time_is_left_replaces_nothing(capsys, one_case, monkeypatch, clock, tmp_path):
+    assert call(capsys, *QUICKLY)[0] == 0
+    before = records.read(tmp_path / "x.json")
+
+    def slow():
+        clock[0] += 1000.0
+
+    monkeypatch.setattr(projection, "cases", lambda setting: [tiny("slow", slow)])
+    code, out, _ = call(capsys, "projection", *QUICKLY)
+    assert code == 0
+    assert "incomplete: 0 of 1 cases\n" in out
+    assert "the time of --quick was over" in out
+    held = records.read(tmp_path / "x.json")
+    assert held.sections["conv"] == before.sections["conv"]
+    assert set(held.sections) == {"conv", "projection"}
+
+
+def whole(changes):
+    """A change of a record that is made to every section too."""
+
+    def change(held):
+        held.update({key: value for key, value in changes.items() if key == "device"})
+        for section in held["sections"].values():
+            section["conditions"].update(changes)
+
+    return change
+
+
+OTHERS = {
+    "another device": (
+        whole({"device": "NVIDIA H200"}),
+        QUICKLY,
+        "x.json holds times of NVIDIA H200, and this is CPU ",
+    ),
+    "a section of another device": (
+        lambda held: held["sections"]["conv"]["conditions"].update(device="NVIDIA H200"),
+        QUICKLY,
+        "x.json holds times of NVIDIA H200",
+    ),
+    "a full record": (
+        whole({"quick": False}),
+        QUICKLY,
+        "x.json holds a full record, and --quick must not be mixed into it",
+    ),
+    "a quick record": (
+        whole({}),
+        [given for given in QUICKLY if given != "--quick"],
+        "x.json holds times of --quick, and a full record must not be mixed into it",
+    ),
+}
+
+
+@pytest.mark.parametrize("change, arguments, message", OTHERS.values(), ids=OTHERS)
+def test_times_are_not_mixed_with_those_of(change, arguments, message, capsys, one_case, tmp_path):
+    assert call(capsys, *QUICKLY)[0] == 0
+    path = tmp_path / "x.json"
+    held = json.loads(path.read_text())
+    change(held)
+    path.write_text(json.dumps(held))
+    before = path.read_text()
+    code, out, errors = call(capsys, *arguments)
+    assert (code, out) == (2, "")
+    assert errors.count("\n") == 1
+    assert message in errors
+    assert path.read_text() == before
+
+
+def test_the_load_is_read_once_before_anything_runs(capsys, one_case, monkeypatch, tmp_path):
+    loads = iter([0.0, *[100.0] * 9])
+    monkeypatch.setattr(os, "getloadavg", lambda: (next(loads), 0.0, 0.0), raising=False)
+    monkeypatch.setattr(projection, "cases", lambda setting: [tiny("tiny")])
+    code, out, _ = call(capsys, "projection", *QUICKLY)
+    assert code == 0
+    assert "load average 0.0 on" in out
+    for section in records.read(tmp_path / "x.json").sections.values():
+        assert (section.conditions["load_average"], section.conditions["busy"]) == (0.0, False)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from hyperball.bench import timing
+from hyperball.bench import memory, timing
 from hyperball.bench.case import Case, Make, Setting, surroundings
 from hyperball.bench.records import Row, verdict
 from hyperball.bench.timing import Spread, Step, Times
@@ -21,7 +21,7 @@ class Built:
     """The subjects of a case that could be built: steps, peak memory and maps kept; `failed` says what could not."""
 
     steps: dict[str, list[Step]] = field(default_factory=dict)
-    peak: dict[str, float] = field(default_factory=dict)
+    peak: dict[str, float | None] = field(default_factory=dict)
     kept: dict[str, float] = field(default_factory=dict)
     notes: dict[str, str] = field(default_factory=dict)
     failed: list[str] = field(default_factory=list)
@@ -36,7 +36,7 @@ def build(case: Case, setting: Setting) -> Built:
     built, sets = Built(), sets_of(case, setting)
     for name, make in case.subjects.items():
         try:
-            steps = made(name, make, sets, built) if setting.on_gpu else make(sets)
+            steps = made(name, make, sets, built, setting.device)
             for _ in range(1 if setting.quick else timing.WARMUP):
                 steps[0]()
             built.steps[name] = steps
@@ -49,9 +49,9 @@ def build(case: Case, setting: Setting) -> Built:
     return built
 
 
-def made(name: str, make: Make, sets: int, built: Built) -> list[Step]:
+def made(name: str, make: Make, sets: int, built: Built, device: str) -> list[Step]:
     """A subject's steps, after its peak memory was read with one set of tensors."""
-    step, built.peak[name] = timing.with_peak(lambda: make(1)[0])
+    step, built.peak[name] = memory.with_peak(lambda: make(1)[0], device)
     if sets == 1:
         return [step]
     del step
@@ -122,16 +122,16 @@ def compare(
     ours, theirs = timing.spread(times[subject]), timing.spread(times[reference])
     ratio, aim = timing.ratios(times[subject], times[reference]), case.aim(subject, reference, mode)
     peaks = built.peak.get(subject), built.peak.get(reference)
-    memory = round(peaks[0] / peaks[1], 3) if peaks[0] and peaks[1] else None
+    over = round(peaks[0] / peaks[1], 3) if peaks[0] and peaks[1] else None
     ratio = Spread(*(round(value, 4) for value in (ratio.median, ratio.p20, ratio.p80)))
     return Row(
         case.section, case.name, case.work, mode, case.dtype, subject, reference,
         round(ours.median, 5), round(ours.p20, 5), round(ours.p80, 5),
         round(theirs.median, 5), round(theirs.p20, 5), round(theirs.p80, 5), ratio.median, ratio.p20, ratio.p80,
         rounds=len(times[subject]), threads=threads, peak_mib=rounded(peaks[0], 1),
-        reference_peak_mib=rounded(peaks[1], 1), memory_ratio=memory, kept_maps=rounded(built.kept.get(subject), 3),
+        reference_peak_mib=rounded(peaks[1], 1), memory_ratio=over, kept_maps=rounded(built.kept.get(subject), 3),
         aim=aim.time, reached=verdict(ratio.median, aim.time),
-        memory_aim=aim.memory, memory_reached=verdict(memory, aim.memory), note=built.notes.get(subject, ""),
+        memory_aim=aim.memory, memory_reached=verdict(over, aim.memory), note=built.notes.get(subject, ""),
     )  # fmt: skip
 
 

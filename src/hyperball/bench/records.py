@@ -16,6 +16,10 @@ from typing import Any
 from hyperball._version import __version__
 
 SCHEMA = 1
+MEMORY = {
+    True: "peak of the allocator's count over what was allocated before",
+    False: "peak of the allocations that torch's profiler lists, in a call that is not timed",
+}
 BUSY = 0.5  # load average over cores from which a CPU's times are doubtful
 
 
@@ -72,10 +76,11 @@ class Section:
 
 @dataclass
 class Record:
-    """All that was measured on one device."""
+    """All that was measured on one device; `partial` holds sections that were begun and not measured to their end."""
 
     device: str
     sections: dict[str, Section] = field(default_factory=dict)
+    partial: dict[str, Section] = field(default_factory=dict)
 
 
 def verdict(value: float | None, aim: float | None) -> bool | None:
@@ -125,11 +130,11 @@ def load_average() -> float | None:
     return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
 
 
-def conditions(setting: Any) -> dict[str, Any]:
-    """Versions, device, threads, load and how times were taken."""
+def conditions(setting: Any, load: float | None) -> dict[str, Any]:
+    """Versions, device, threads, the load before anything ran and how times were taken."""
     import torch
 
-    load, cores = load_average(), os.cpu_count() or 1
+    cores = os.cpu_count() or 1
     return {
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         "device": device_name(setting.device),
@@ -143,18 +148,49 @@ def conditions(setting: Any) -> dict[str, Any]:
         "quick": setting.quick, "rounds_at_most": setting.rounds,
         "statistic": "median with the 20th and 80th percentile over rounds in which subjects take turns",
         "data": "normal random numbers, channels_last; on a GPU tensors rotate beyond twice its cache",
+        "memory": MEMORY[setting.on_gpu],
         "timer": "CUDA events" if setting.on_gpu else "clock; with one thread processor time",
     }  # fmt: skip
 
 
 def as_json(record: Record) -> dict[str, Any]:
-    return {"schema": SCHEMA, **asdict(record)}
+    held = {"schema": SCHEMA, **asdict(record)}
+    return held if record.partial else {name: value for name, value in held.items() if name != "partial"}
+
+
+def refuse_to_mix(path: Path, device: str, quick: bool) -> None:
+    """Raise where a record at `path` is of another device, or quick where this one is not or the other way around."""
+    if not path.exists():
+        return
+    held = read(path)
+    parts = [*held.sections.values(), *held.partial.values()]
+    devices = [held.device, *(part.conditions.get("device", held.device) for part in parts)]
+    other = next((name for name in devices if name != device), None)
+    if other is not None:
+        raise ValueError(f"{path} holds times of {other}, and this is {device}: write to another file")
+    if any(bool(part.conditions.get("quick")) != quick for part in parts):
+        kinds = ("a full record", "--quick") if quick else ("times of --quick", "a full record")
+        raise ValueError(f"{path} holds {kinds[0]}, and {kinds[1]} must not be mixed into it: write to another file")
+
+
+def joined(earlier: Record, later: Record) -> Record:
+    """What was measured later replaces what was earlier, section by section; nothing replaces rows by none."""
+    if earlier.device != later.device:
+        raise ValueError(f"times of {later.device} cannot be joined with those of {earlier.device}")
+    sections = over(earlier.sections, later.sections)
+    begun = {name: part for name, part in earlier.partial.items() if name not in later.sections}
+    return Record(later.device, sections, over(begun, later.partial))
+
+
+def over(earlier: Mapping[str, Section], later: Mapping[str, Section]) -> dict[str, Section]:
+    empty = Section({})
+    kept = {name for name, part in later.items() if not part.rows and earlier.get(name, empty).rows}
+    return {**earlier, **{name: part for name, part in later.items() if name not in kept}}
 
 
 def write(record: Record, path: Path) -> None:
     """Write a record; sections of an earlier file about the same device stay where they are not measured again."""
-    earlier = read(path).sections if path.exists() else {}
-    merged = Record(record.device, {**earlier, **record.sections})
+    merged = joined(read(path), record) if path.exists() else record
     path.parent.mkdir(parents=True, exist_ok=True)
     part = path.with_suffix(".part")
     part.write_text(json.dumps(as_json(merged), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
@@ -169,9 +205,12 @@ def read(path: Path) -> Record:
         raise ValueError(f"{path} holds no JSON: {error}") from None
     if not isinstance(held, dict) or held.get("schema") != SCHEMA:
         raise ValueError(f"{path} is no record of `hyperball bench` (schema {SCHEMA})")
-    if not isinstance(held.get("device"), str) or not isinstance(held.get("sections"), dict):
+    parts = [held.get("sections"), held.get("partial", {})]
+    if not isinstance(held.get("device"), str) or not all(isinstance(part, dict) for part in parts):
         raise ValueError(f"{path} must hold `device` and `sections`")
-    return Record(held["device"], {name: section(name, given, path) for name, given in held["sections"].items()})
+    return Record(
+        held["device"], *({name: section(name, given, path) for name, given in part.items()} for part in parts)
+    )
 
 
 def section(name: str, held: Any, path: Path) -> Section:

@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 from hyperball.bench import checks, records, table, warm
 from hyperball.bench.case import Case, Setting
@@ -26,9 +27,8 @@ def progress(began: float) -> Say:
     return say
 
 
-def header(setting: Setting) -> str:
+def header(held: dict[str, Any], setting: Setting) -> str:
     """The device, the versions, and on a CPU the threads and whether others use it."""
-    held = records.conditions(setting)
     versions = ", ".join(f"{name} {text}" for name, text in held["versions"].items() if text)
     lines = [f"{held['device']}: {versions}"]
     if not setting.on_gpu:
@@ -41,15 +41,20 @@ def header(setting: Setting) -> str:
 def run(
     sections: Sequence[str], setting: Setting, path: Path, tests: bool = True, show: Callable[[str], None] = print
 ) -> Record:
-    """Check, measure, print and write; what was measured is in the file after every case."""
-    began = time.monotonic()
-    say = progress(began)
-    show(header(setting))
-    prepared(sections, setting, say, tests)
+    """Check, measure, print and write; what was measured is in the file after every case.
+
+    A section is under `partial` until its last case is measured, and what an earlier run left of it stays until then.
+    """
     record = Record(records.device_name(setting.device))
+    records.refuse_to_mix(path, record.device, setting.quick)
+    load = records.load_average()  # before the checks and the first section load the machine themselves
+    say = progress(time.monotonic())
+    show(header(records.conditions(setting, load), setting))
+    prepared(sections, setting, say, tests)
+    until = time.monotonic() + setting.limit
     for name in sections:
-        measure_section(name, setting, record, path, began)
-        show(shown(name, record.sections[name]))
+        section = measure_section(name, Section(records.conditions(setting, load)), setting, record, path, until, say)
+        show(shown(name, section))
     show(f"written to {path}")
     return record
 
@@ -66,24 +71,33 @@ def prepared(sections: Sequence[str], setting: Setting, say: Say, tests: bool) -
         warm.finish(processes, say)
 
 
-def measure_section(name: str, setting: Setting, record: Record, path: Path, began: float) -> None:
-    """Fill one section of the record, and write the record after every case."""
-    say = progress(began)
+def measure_section(
+    name: str, section: Section, setting: Setting, record: Record, path: Path, until: float, say: Say
+) -> Section:
+    """Measure a section, case by case, into the record's `partial` and its file, then into its `sections`."""
     module = importlib.import_module(f"hyperball.bench.sections.{name}")
     cases: list[Case] = module.cases(setting)
-    section = record.sections[name] = Section(records.conditions(setting), notes=module.notes(setting))
-    for index, case in enumerate(cases, 1):
-        if time.monotonic() - began > setting.limit:
-            section.notes.append(f"{len(cases) - index + 1} of {len(cases)} left out: the time of --quick was over")
+    notes = list(module.notes(setting))
+    record.partial[name] = section
+    for done, case in enumerate(cases):
+        section.notes = [f"incomplete: {done} of {len(cases)} cases", *notes]
+        if section.rows:
+            records.write(record, path)
+        if time.monotonic() > until:
+            section.notes.append("the time of --quick was over")
             break
-        say(f"{name} {index}/{len(cases)}: {case.name}, {case.work}, {case.dtype}")
+        say(f"{name} {done + 1}/{len(cases)}: {case.name}, {case.work}, {case.dtype}")
         rows, failed = measure(case, setting)
         section.rows += rows
-        section.notes += [text for text in failed if text not in section.notes]
+        notes += [text for text in failed if text not in notes]
         if name == "scaling":
             section.fits = module.fits(section.rows)
-        records.write(record, path)
+    else:
+        section.notes = notes
+        if section.rows:
+            record.sections[name] = record.partial.pop(name)
     records.write(record, path)
+    return section
 
 
 def shown(name: str, section: Section) -> str:

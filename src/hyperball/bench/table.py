@@ -38,10 +38,9 @@ def between(low: float | None, high: float | None) -> str:
 
 
 def memory(row: Row) -> str:
-    """The ratio of peaks on a GPU, the maps kept for the backward on a CPU."""
-    if row.memory_ratio is not None:
-        return f"{row.memory_ratio:.2f}"
-    return "" if row.kept_maps is None else f"{row.kept_maps:.2f} maps"
+    """The ratio of peaks, and the maps kept for the backward where they were counted."""
+    parts = [] if row.memory_ratio is None else [f"{row.memory_ratio:.2f}"]
+    return ", ".join([*parts, *([] if row.kept_maps is None else [f"{row.kept_maps:.2f} maps"])])
 
 
 def aim(row: Row) -> str:
@@ -97,12 +96,16 @@ def fits_table(fits: Sequence[dict[str, Any]]) -> str:
 
 
 def markdown(record: Record) -> str:
-    """Every section as a Markdown table, then what was reached, predictions for other cards and slopes."""
+    """Every section as a Markdown table, then what was reached, predictions for other cards and slopes.
+
+    Sections that were not measured to their end come last, and say so.
+    """
     parts = [tables(name, section) for name, section in record.sections.items() if name != "scaling"]
     parts.append(summary(record))
     parts += [cards.markdown(record)] if cards.predictions(record) else []
     scaling = record.sections.get("scaling")
     parts += [slopes(scaling)] if scaling and scaling.fits else []
+    parts += [tables(name, section, ", not measured to its end") for name, section in record.partial.items()]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -125,7 +128,7 @@ def conditions_line(section: Section) -> str:
     return ", ".join(part for part in parts if part) + ("; the machine was busy" if held.get("busy") else "")
 
 
-def tables(name: str, section: Section) -> str:
+def tables(name: str, section: Section, doubt: str = "") -> str:
     """One line a case, dtype, subject and reference; the works and modes are columns of ratios."""
     columns = list(dict.fromkeys((row.work, row.mode) for row in section.rows))
     lines: dict[tuple[str, ...], dict[tuple[str, str], Row]] = {}
@@ -135,7 +138,8 @@ def tables(name: str, section: Section) -> str:
     heads = [work if one_mode else f"{work}, {mode}" for work, mode in columns]
     head = ["case", "dtype", "subject", "reference", "ref. ms", *heads, "memory", "aim", "verdict"]
     body = [pivoted(key, found, columns) for key, found in lines.items()]
-    text = [f"**{TITLES.get(name, name)}** ({conditions_line(section)})", "", *grid(head, body)]
+    title = f"**{TITLES.get(name, name)}{doubt}** ({conditions_line(section)})"
+    text = [title, *(["", *grid(head, body)] if body else [])]
     return "\n".join([*text, *(["", *(f"- {note}" for note in section.notes)] if section.notes else [])])
 
 

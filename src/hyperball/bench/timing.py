@@ -1,13 +1,12 @@
 """Times of several steps in turn, A B A B …, so that drift of the machine falls on all of them alike.
 
-A step is a function without arguments. On a GPU it is timed by events, inside a CUDA graph or launched by Python;
-on a CPU by the clock, and with one thread by its processor time. Every number is a median with the 20th and the 80th
-percentile.
+A step is a function without arguments. On a GPU it is timed by events, inside a CUDA graph or launched by Python, many
+in a row so that the launches run ahead of the card as in a training loop; on a CPU by the clock, and with one thread by
+its processor time. Every number is a median with the 20th and the 80th percentile.
 """
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +14,8 @@ from dataclasses import dataclass
 from itertools import cycle, islice
 
 import torch
+
+from hyperball import graphs
 
 Step = Callable[[], object]
 Times = dict[str, list[float]]
@@ -101,9 +102,9 @@ def cache_bytes(device: str) -> int:
     return int(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "L2_cache_size", 50 * 2**20))
 
 
-def enough(milliseconds: float) -> int:
-    """How many steps to time together so that they take a millisecond, from 1 to 32."""
-    return max(1, min(32, math.ceil(1.0 / max(milliseconds, 1e-3))))
+def enough(milliseconds: float, together: float = 1.0) -> int:
+    """How many steps to time together so that they take `together` milliseconds, from 1 to 32."""
+    return max(1, min(32, math.ceil(together / max(milliseconds, 1e-3))))
 
 
 def repeated(steps: Sequence[Step], count: int) -> Step:
@@ -126,21 +127,5 @@ def captured(step: Step) -> Step:
             step()
     torch.cuda.current_stream().wait_stream(side)
     torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return graph.replay
-
-
-def with_peak(build: Callable[[], Step]) -> tuple[Step, float]:
-    """A step, and the MiB on the GPU that its tensors and its second call need at most."""
-    gc.collect()
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    step = build()
-    step()
-    torch.cuda.synchronize()
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    torch.cuda.synchronize()
-    return step, (torch.cuda.max_memory_allocated() - before) / 2**20
+    torch.cuda.empty_cache()
+    return graphs.capture(step).replay

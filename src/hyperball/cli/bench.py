@@ -35,9 +35,7 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     options.add_argument("sections", nargs="*", metavar="SECTION", help=f"{', '.join(SECTIONS)} or all (the default)")
     options.add_argument("--device", choices=("cpu", "cuda"), help="cuda where there is one, unless said")
     options.add_argument("--dtype", choices=DTYPES, help="one dtype for all; each section has its own without it")
-    options.add_argument(
-        "--quick", action="store_true", help="fewer shapes and rounds: a minute on a CPU after the checks"
-    )
+    options.add_argument("--quick", action="store_true", help="fewer shapes and rounds: a minute on a CPU")
     options.add_argument("--out", type=Path, metavar="FILE", help="the record; results/bench/<device>.json without it")
     options.add_argument("--no-tests", action="store_true", help="leave the checkout's tests out; the self-check stays")
     options.add_argument("--markdown", type=Path, metavar="FILE", help="print a record as Markdown and measure nothing")
