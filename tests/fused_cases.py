@@ -185,6 +185,39 @@ def test_hooks_on_all_modules_let_every_module_be_called():
     assert names.count("Sequential") == 3
 
 
+def doubled(module, given, value):
+    """A hook that sees one norm a patch, and makes the radius twice as large."""
+    assert given[0].shape[0] > 1
+    return value.with_parameters(rho=2 * value.parameters["rho"])
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", ["convolution", "linear", "block"])
+def test_a_hook_on_a_magnitude_sees_the_norms_and_may_change_the_value(kind, training):
+    torch.manual_seed(0)
+    model: nn.Module = hb.nn.DecoupledConvBNAct(3, 8, 3, padding=1)
+    if kind != "block":
+        model = nn.Sequential(hb.nn.DecoupledConv2d(3, 8, 3) if kind == "convolution" else hb.nn.DecoupledLinear(4, 8))
+    model = model.to(DEVICE).train(training)
+    before, truth = gradients(model, images()), copy.deepcopy(model).double()
+    for each in (model, truth):
+        each[0].magnitude.register_forward_hook(doubled)
+    same(model, truth, images())
+    assert error(gradients(model, images())[0], before[0]) > 1e-3
+
+
+@pytest.mark.parametrize(
+    "part, dtype", [(1, torch.float64), (1, torch.float16), (2, torch.float64), (2, torch.float16)]
+)
+def test_a_block_refuses_the_mixtures_of_dtypes_that_its_modules_refuse(part, dtype, calls):
+    block = hb.nn.DecoupledConvBNAct(3, 8, 3, activation="prelu").to(DEVICE)
+    block(images())
+    block[part].to(dtype)
+    with pytest.raises(RuntimeError):
+        block(images())
+    assert len(calls) == 1
+
+
 def test_checkpoints_give_the_same_gradients():
     model, truth = twins(NETWORKS["residual"][0])
 

@@ -39,6 +39,19 @@ def test_compiled_in_one_graph_equals_eager_forward_and_backward(operator):
         torch.testing.assert_close(traced, eager, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("magnitude", ["piecewise", "tanh + log"])
+def test_a_layer_that_trains_compiles_for_any_shape_in_one_graph(magnitude):
+    layer = hb.nn.DecoupledConv2d(3, 8, 3, magnitude=magnitude)
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=True)
+    for size in (6, 9):
+        x = torch.randn(2, 3, size, size, requires_grad=True)
+        traced, eager = (
+            torch.autograd.grad(call(x).square().sum(), [x, *layer.parameters()]) for call in (compiled, layer)
+        )
+        for ours, want in zip(traced, eager, strict=True):
+            torch.testing.assert_close(ours, want, rtol=1e-4, atol=1e-4)
+
+
 def test_a_function_with_texts_and_values_compiles_in_one_graph():
     x, w, rho = torch.randn(2, 4, 6, 6), torch.randn(6, 4, 3, 3), torch.rand(6) + 1
 

@@ -17,6 +17,16 @@ def test_a_layer_is_explained_with_its_operator_radius_and_kernel():
     assert all(topic in str(explanation) for topic in ("operator", "radius", "kernel"))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_under_autocast_a_layer_says_that_it_runs_eagerly_as_it_does(dtype):
+    layer, x, w = hb.nn.DecoupledConv2d(3, 8, 3), torch.empty(0, 3, 8, 8), torch.empty(4, 3, 3, 3)
+    with torch.autocast("cpu", dtype=dtype):
+        told = hb.explain(layer)["kernel"], hb.explain(hb.functional.decoupled_conv2d, x, w, magnitude="log")["kernel"]
+        assert layer(torch.randn(1, 3, 5, 5)).dtype == dtype
+    for text in told:
+        assert text.startswith(f"eager (decoupled.c computes in float32, not {str(dtype).removeprefix('torch.')})")
+
+
 def test_a_linear_cosine_layer_runs_as_torchs_own():
     assert "torch's own layer" in hb.explain(hb.nn.DecoupledLinear(3, 4, magnitude="linear"))["kernel"]
 

@@ -119,7 +119,50 @@ def test_a_block_says_which_kernel_runs_it():
     handle = block[1].register_forward_hook(lambda *_: None)
     assert block.choice(torch.randn(1, 3, 5, 5)).reason == "a module inside has hooks"
     handle.remove()
-    assert "fused block: eager: cpu" in str(hb.explain(nn.Sequential(block)))
+    assert hb.explain(nn.Sequential(block))["0"] == "in turn: fused on a GPU only"
+    split = hb.nn.DecoupledConvBNAct(3, 6, 3, weighting="split")
+    assert hb.explain(nn.Sequential(split))["0"] == "in turn: split weighting"
+
+
+@pytest.mark.parametrize("part", ["magnitude", "angular"])
+def test_hooks_on_an_operators_parameters_keep_a_block_from_being_fused(part):
+    block = hb.nn.DecoupledConvBNAct(3, 6, 3)
+    getattr(block[0], part).register_forward_hook(lambda *_: None)
+    assert block.choice(torch.randn(1, 3, 5, 5)).reason == "a module inside has hooks"
+
+
+MIXTURES = [
+    ("norm", torch.float64, torch.float32, True),
+    ("norm", torch.float16, torch.float32, True),
+    ("norm", torch.float32, torch.bfloat16, False),
+    ("activation", torch.float64, torch.float32, True),
+    ("activation", torch.float16, torch.float32, True),
+    ("activation", torch.float32, torch.bfloat16, True),
+    ("running mean", torch.float64, torch.float32, True),
+]
+
+
+@pytest.mark.parametrize("part, dtype, rest, refused", MIXTURES)
+def test_what_the_modules_in_turn_refuse_is_not_fused(part, dtype, rest, refused):
+    block, x = hb.nn.DecoupledConvBNAct(3, 6, 3, activation="prelu").to(rest), torch.randn(2, 3, 5, 5, dtype=rest)
+    if part == "running mean":
+        block[1].running_mean = block[1].running_mean.to(dtype)
+    else:
+        block[1 if part == "norm" else 2].to(dtype)
+    assert (block.choice(x).reason == "modules of different dtypes") == refused
+    if refused:
+        with pytest.raises(RuntimeError):
+            modules_of(block)(x)
+    else:
+        assert modules_of(block)(x).dtype == rest
+
+
+def test_under_autocast_a_blocks_parameters_may_stay_in_float32():
+    block, x = hb.nn.DecoupledConvBNAct(3, 6, 3, activation="prelu"), torch.randn(2, 3, 5, 5)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert block.choice(x).reason == "cpu"
+        block[2].double()
+        assert block.choice(x).reason == "modules of different dtypes"
 
 
 def test_a_block_survives_copies_pickles_and_compilation(tmp_path):

@@ -1,5 +1,7 @@
 """The cache of compiled libraries: damage is told before it is loaded, and what others could write is refused."""
 
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -124,3 +126,34 @@ def test_a_relative_cache_folder_is_resolved(monkeypatch, tmp_path):
     (tmp_path / "link").symlink_to("real")
     monkeypatch.setenv("HYPERBALL_CACHE", "link/../link")
     assert native.cache_folder() == (tmp_path / "real").resolve()
+
+
+@pytest.fixture
+def open_umask():
+    """A umask that takes nothing away."""
+    before = os.umask(0)
+    yield
+    os.umask(before)
+
+
+def test_folders_above_the_cache_are_made_for_this_user_alone_whatever_the_umask(
+    code, monkeypatch, tmp_path, open_umask
+):
+    tmp_path.chmod(0o700)
+    folder = tmp_path / "one" / "two" / "cache"
+    monkeypatch.setenv("HYPERBALL_CACHE", str(folder))
+    assert answer_of(code) == 42
+    assert {stat.S_IMODE(made.stat().st_mode) for made in (folder, *folder.parents[:2])} == {0o700}
+
+
+@pytest.mark.parametrize("held", [(), ("something",)])
+def test_a_folder_under_the_name_of_a_library_makes_way_for_it(held, code, cache):
+    native.load(code)
+    (path,) = cache.iterdir()
+    path.unlink()
+    path.mkdir(mode=0o775)
+    for name in held:
+        (path / name).write_text("in the way")
+    assert answer_of(code) == 42
+    (again,) = cache.iterdir()
+    assert again.is_file()

@@ -235,10 +235,8 @@ def _of_model(model: nn.Module) -> Explanation:
             lines.append((name, _of_pool(module)["kernel"]))
         elif (described := _of_declared(module)) is not None:
             lines.append((name, described["kernel"]))
-        elif isinstance(module, Frozen):
+        elif isinstance(module, Frozen | DecoupledConvBNAct):
             lines.append((name or "module", module.explained()))
-        elif isinstance(module, DecoupledConvBNAct):
-            lines.append((name or "module", f"fused block: {module.explained()}"))
         elif type(module).__module__.startswith("hyperball.nn") and not isinstance(module, LearnedValue):
             lines.append((name or "module", f"eager: {module!r}"))
     if not lines:

@@ -1,25 +1,27 @@
 /* A decoupled layer around a plain convolution on a CPU: lengths of patches before it, scale and angle after it.
 
-   The eager twins are norms.py and epilogue.py. f = factor n s(u) g(y/n), u = n stretch, in one pass over y; the backward
+   The eager twins are norms.py and epilogue.py. f = factor n s(u) g(y/n), u = n stretch, in one pass over y, which is the
+   convolution's output times `over`, 1/m where the filters were not divided by their lengths m; the backward
    reads y and v once, writes dy, and sums over channels (for n) and over positions (for the parameters). Work is cut
    into pieces whose number does not depend on the threads, and partial sums are added in their order, so the bits do not
    depend on the threads either. Threads are those of torch's own pool: the caller passes its GOMP_parallel. */
 
 #include "decoupled_table.h"
 #include "decoupled_maps.h"
+#include "decoupled_filters.h"
 
 enum { TILE = 1024, ROWS = 64, PIECES = 32 };
-enum { BY_GAIN, BY_CURVATURE, BY_BEND, BY_EXTRA, BY_ONE, BY_ANGLE, SUMS }; /* sums over positions of W = v n g times … */
+enum { BY_GAIN, BY_CURVATURE, BY_BEND, BY_EXTRA, BY_ONE, BY_ANGLE, BY_OVER, SUMS }; /* sums over positions, of W = v n g times … */
 
 typedef struct { /* y is [batch, groups, channels, positions] or [batch, positions, groups, channels] */
     const float *y, *n, *v; /* v is NULL for the forward; n is [batch, groups, positions] */
     float *f, *dy, *dn;     /* dy and dn may be NULL */
-    double *sums;           /* [SUMS, groups channels]: s, h', s - h', the row's extra, 1; and v n s dg/dparameter */
+    double *sums;           /* [SUMS, groups channels]: s, h', s - h', the row's extra, 1; v n s dg/dparameter; v df/dover */
     const float *given[GIVEN];
     int64_t steps[GIVEN]; /* 0 for one number, 1 for one a channel */
     float eps, angular_eps;
     int64_t batch, groups, channels, positions;
-    int32_t channels_last, magnitude, angular, has_factor, has_stretch, need, threads;
+    int32_t channels_last, magnitude, angular, has_factor, has_stretch, has_over, need, threads;
     Parallel parallel;
 } Job;
 
@@ -37,7 +39,7 @@ typedef struct { /* a run of numbers: the channels of a position (wise), or posi
     float *f, *dy, *dn; /* dn: one number where wise, else one a position, to which is added */
     float *sums;        /* [SUMS, pitch] */
     int64_t count;
-    int has_factor, has_stretch, need;
+    int has_factor, has_stretch, has_over, need;
     float s[TILE], curvature[TILE], extra[TILE];
 } Run;
 
@@ -74,6 +76,7 @@ INLINE void scale(int angular, int wise, Run *r) {
     for (int64_t i = 0; i < r->count; i += LANES) {
         int64_t left = r->count - i, c = wise ? i : 0;
         vec s = *(const vec *)(r->s + i), y = read(r->y + i, left);
+        if (r->has_over) y *= number(&r->of, OVER, c, wise);
         if (angular == COSINE) {
             y *= s;
         } else {
@@ -96,8 +99,9 @@ INLINE void pull(int angular, int wise, Run *r) {
     for (int64_t i = 0; i < r->count; i += LANES) {
         int64_t left = r->count - i, c = wise ? i : 0;
         vec s = *(const vec *)(r->s + i), h1 = *(const vec *)(r->curvature + i);
-        vec y = read(r->y + i, left), v = read(r->v + i, left), w = v * y, reach = splat(1), dy, dn;
-        vec scaled = v;
+        vec given = read(r->y + i, left), v = read(r->v + i, left), over_m = splat(1), reach = splat(1), dy, dn, tilt = s;
+        if (r->has_over) over_m = number(&r->of, OVER, c, wise);
+        vec y = given * over_m, w = v * y, scaled = v;
         if (r->has_factor) scaled *= number(&r->of, FACTOR, c, wise);
         if (!wise) n = lengths_at(r, i, wise), over = inverse(n);
         if (angular == COSINE) {
@@ -105,12 +109,11 @@ INLINE void pull(int angular, int wise, Run *r) {
         } else {
             vec cosine = y * over;
             Angle a = angle(angular, &r->of, c, wise, cosine);
-            vec tilt = s * a.slope;
-            w = v * a.g, reach = n, dy = scaled * tilt, dn = scaled * (h1 * a.g - tilt * cosine);
+            tilt = s * a.slope, w = v * a.g, reach = n, dy = scaled * tilt, dn = scaled * (h1 * a.g - tilt * cosine);
             if (r->need & 1 << BY_ANGLE) gather(r, BY_ANGLE, wise, i, v * (n * s * a.partial), total);
         }
         if (angular == COSINE && !wise) dn *= over;
-        if (r->dy) write(r->dy + i, dy, left);
+        if (r->dy) write(r->dy + i, dy * over_m, left);
         if (wise) along += dn;
         else if (r->dn) write(r->dn + i, read(r->dn + i, left) + dn, left);
         if (r->need & 1 << BY_GAIN) gather(r, BY_GAIN, wise, i, w * (s * reach), total);
@@ -118,6 +121,7 @@ INLINE void pull(int angular, int wise, Run *r) {
         if (r->need & 1 << BY_BEND) gather(r, BY_BEND, wise, i, w * ((s - h1) * reach), total);
         if (r->need & 1 << BY_EXTRA) gather(r, BY_EXTRA, wise, i, w * (*(const vec *)(r->extra + i) * reach), total);
         if (r->need & 1 << BY_ONE) gather(r, BY_ONE, wise, i, w * reach, total);
+        if (r->need & 1 << BY_OVER) gather(r, BY_OVER, wise, i, v * (tilt * given), total);
     }
     if (wise && r->dn) *r->dn += (float)(sum(along) * (angular == COSINE ? over[0] : 1));
     for (int k = 0; !wise && k < SUMS; ++k)
@@ -204,7 +208,7 @@ static void work(void *argument) {
     if (!r || !sums) __atomic_store_n(&shared->failed, 1, __ATOMIC_RELAXED);
     else
         *r = (Run){.of = {NULL, shared->pitch, job->eps, job->angular_eps}, .has_factor = job->has_factor,
-                   .has_stretch = job->has_stretch, .need = job->need};
+                   .has_stretch = job->has_stretch, .has_over = job->has_over, .need = job->need};
     while (r && sums && (piece = __atomic_fetch_add(&shared->next, 1, __ATOMIC_RELAXED)) < shared->pieces) {
         int64_t end = shared->units * (piece + 1) / shared->pieces;
         for (int64_t unit = shared->units * piece / shared->pieces; unit < end; ++unit) {

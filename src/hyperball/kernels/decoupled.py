@@ -15,6 +15,7 @@ from hyperball import angular as angular_table
 from hyperball import radial as radial_table
 from hyperball.kernels import decoupled_native as native
 from hyperball.kernels import dispatch, epilogue
+from hyperball.kernels.decoupled_filters import Shape, as_they_are
 from hyperball.kernels.norms import cast, norm, patch_norm, unit_filters
 from hyperball.kernels.window import Window
 from hyperball.rows import AnyValue, Value, map_scalars
@@ -27,13 +28,15 @@ CONVOLUTIONS: dict[tuple[int, bool], Any] = {
 
 COSINE = angular_table.parse("cosine")
 POINT = Window((), (), (), ())  # of rows without positions
+ROWS = Shape()
 
 
 @dataclass(frozen=True, eq=False)
 class Operator:
     """Which decoupled operator: `magnitude` is given the patch norms, since a radius may be relative to them.
 
-    `plain` says that a module's magnitude has no tensor but the ratio of a relative radius, and the angular value none.
+    `plain` says that a module's magnitude has no tensor but the ratio of a relative radius, and the angular value none;
+    `watched` that calling the magnitude runs hooks, so that no kernel may resolve a relative radius by itself.
     """
 
     magnitude: Callable[[Tensor | None], AnyValue]
@@ -41,16 +44,21 @@ class Operator:
     weighting: str
     needs_norm: bool
     plain: bool = False
+    watched: bool = False
 
 
 @dataclass(frozen=True, eq=False)
 class Filters:
-    """What the plain convolution runs on, the lengths of those filters, and what the epilogue needs beside them."""
+    """What the plain convolution runs on, the lengths of those filters, and what the epilogue needs beside them.
+
+    `over` multiplies the convolution's output: 1/m where the filters are not divided by their lengths m.
+    """
 
     weight: Tensor
     length: Tensor
     factor: Tensor | None = None
     stretch: Tensor | None = None
+    over: Tensor | None = None
 
 
 def prepare(weight: Tensor, operator: Operator, magnitude: AnyValue) -> Filters:
@@ -67,46 +75,73 @@ def prepare(weight: Tensor, operator: Operator, magnitude: AnyValue) -> Filters:
     m = length.flatten()
     if operator.weighting == "none":
         return Filters(unit.to(weight.dtype), torch.ones_like(m))
-    factor = m
-    if operator.weighting == "split":
-        whole = epilogue.evaluate if torch.compiler.is_compiling() else epilogue.apply
-        factor = whole(epilogue.Terms(m, m, None, None, None, _cast(radial_table.unit_alpha(magnitude), m), COSINE))
+    factor = split_factor(m, magnitude) if operator.weighting == "split" else m
     if cosine:
         return Filters((unit * factor.reshape(length.shape)).to(weight.dtype), factor)
     return Filters(unit.to(weight.dtype), torch.ones_like(m), factor, m if operator.weighting == "joint" else None)
 
 
+def split_factor(m: Tensor, magnitude: AnyValue) -> Tensor:
+    """h(m)/alpha."""
+    whole = epilogue.evaluate if torch.compiler.is_compiling() else epilogue.apply
+    return whole(epilogue.Terms(m, m, None, None, None, _cast(radial_table.unit_alpha(magnitude), m), COSINE))
+
+
+def undivided(
+    x: Tensor, weight: Tensor, n: Tensor | None, operator: Operator, magnitude: AnyValue, shape: Shape
+) -> Filters | None:
+    """`prepare` for the compiled path, with the filters as they are and 1/m left to the epilogue; None elsewhere."""
+    if n is None or native.refusal(magnitude, operator.angular):
+        return None
+    made = as_they_are(x, weight, n, shape)
+    if made is None:
+        return None
+    weight, m, over = made
+    cosine, weighting = angular_table.is_cosine(operator.angular), operator.weighting
+    by_length = weighting in ("linear", "joint")
+    return Filters(
+        weight, m,
+        split_factor(m, magnitude) if weighting == "split" else m if by_length and not cosine else None,
+        m if weighting == "joint" else None,
+        None if by_length and cosine else over,
+    )  # fmt: skip
+
+
 def run(
     x: Tensor, bias: Tensor | None, operator: Operator, norms: Callable[[], tuple[Tensor, Tensor]],
-    filters_for: Callable[[AnyValue], Filters], plain: Callable[[Tensor, Tensor], Tensor], groups: int = 1,
+    filters_for: Callable[[AnyValue], Filters], plain: Callable[[Tensor, Tensor], Tensor], shape: Shape,
+    weight: Tensor | None = None,
 ) -> Tensor:  # fmt: skip
     """The decoupled layer around a plain one: plain(x, filters) is torch's convolution or linear map of x.
 
-    norms() gives the lengths, and x as the plain layer shall see it.
+    norms() gives the lengths, and x as the plain layer shall see it. A weight that is given may stay undivided.
 
     Norms and the epilogue run outside autocast, in float32 at least; the plain layer runs as torch would run it.
     """
     with full_precision(x):
         n, x = norms() if operator.needs_norm else (None, x)
         magnitude = operator.magnitude(n)
-        filters = filters_for(magnitude)
+        raw = None if weight is None else undivided(x, weight, n, operator, magnitude, shape)
+        filters = filters_for(magnitude) if raw is None else raw
         lift = overflow_guard(n, filters) if x.dtype == torch.float16 else None
-    weight = filters.weight
-    y = plain(x, weight if lift is None else (weight / lift).to(weight.dtype))
+    held = filters.weight
+    y = plain(x, held if lift is None else (held / lift).to(held.dtype))
     with full_precision(x):
-        return _finish(y, n, filters, lift, magnitude, operator, bias, groups)
+        return _finish(y, n, filters, lift, magnitude, operator, bias, shape.groups)
 
 
 def convolve_with(
-    x: Tensor, bias: Tensor | None, window: Window, operator: Operator, filters_for: Callable[[AnyValue], Filters]
-) -> Tensor:
+    x: Tensor, bias: Tensor | None, window: Window, operator: Operator, filters_for: Callable[[AnyValue], Filters],
+    weight: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The decoupled convolution of x [batch, channels, *spatial] with filters that are made for a magnitude."""
     x, window = with_even_padding(as_convolved(x), window)
 
     def plain(seen: Tensor, filters: Tensor) -> Tensor:
         return plain_convolution(seen, filters, window)
 
-    return run(x, bias, operator, lambda: lengths(x, window), filters_for, plain, window.groups)
+    shape = Shape(window.groups, window.transposed)
+    return run(x, bias, operator, lambda: lengths(x, window), filters_for, plain, shape, weight)
 
 
 def lengths(x: Tensor, window: Window) -> tuple[Tensor, Tensor]:
@@ -120,7 +155,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, ope
         from hyperball.kernels.triton import layer
 
         x, window = with_even_padding(as_convolved(x), window)
-        out = layer.convolve(x, weight, window, operator)
+        out = layer.convolve(x, weight, window, resolved(x, window, operator))
         return add_bias(out, None if bias is None else bias.reshape(-1, *(1,) * window.dims))
 
     def filters_for(magnitude: AnyValue) -> Filters:
@@ -129,15 +164,25 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None, window: Window, ope
         filters = prepare(swap_channels(weight, window.groups), operator, magnitude)
         return replace(filters, weight=swap_channels(filters.weight, window.groups))
 
-    return convolve_with(x, bias, window, operator, filters_for)
+    return convolve_with(x, bias, window, operator, filters_for, weight)
+
+
+def resolved(x: Tensor, window: Window, operator: Operator) -> Operator:
+    """The operator, its magnitude called on the norms of the patches of x where hooks watch that."""
+    if not operator.watched:
+        return operator
+    with full_precision(x):
+        value = operator.magnitude(patch_norm(x, window))
+    return replace(operator, magnitude=lambda _: value, plain=False, watched=False)
 
 
 def linear_with(
-    x: Tensor, bias: Tensor | None, operator: Operator, filters_for: Callable[[AnyValue], Filters]
-) -> Tensor:
+    x: Tensor, bias: Tensor | None, operator: Operator, filters_for: Callable[[AnyValue], Filters],
+    weight: Tensor | None = None,
+) -> Tensor:  # fmt: skip
     """The decoupled linear map of x [..., features] with filters that are made for a magnitude."""
     rows = as_convolved(x).reshape(-1, x.shape[-1])
-    out = run(rows, bias, operator, lambda: lengths(rows, POINT), filters_for, F.linear)
+    out = run(rows, bias, operator, lambda: lengths(rows, POINT), filters_for, F.linear, ROWS, weight)
     return out.reshape(*x.shape[:-1], out.shape[-1])
 
 
@@ -146,9 +191,10 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None, operator: Operator) -
     if runs_on_triton(x, weight, operator):
         from hyperball.kernels.triton import layer
 
-        out = layer.linear(as_convolved(x).reshape(-1, x.shape[-1]), weight, operator)
+        rows = as_convolved(x).reshape(-1, x.shape[-1])
+        out = layer.linear(rows, weight, resolved(rows, POINT, operator))
         return add_bias(out.reshape(*x.shape[:-1], out.shape[-1]), bias)
-    return linear_with(x, bias, operator, lambda magnitude: prepare(weight, operator, magnitude))
+    return linear_with(x, bias, operator, lambda magnitude: prepare(weight, operator, magnitude), weight)
 
 
 def chosen(x: Tensor, weight: Tensor, operator: Operator, groups: int = 1, transposed: bool = False) -> dispatch.Choice:
@@ -195,9 +241,12 @@ def _finish(
     if n is None:
         return add_bias(_constant_gain(y, magnitude, spatial), bias)
     given = (y, n, filters.factor, filters.stretch)
-    out = native.finish(*given, magnitude, operator.angular, groups, eager_epilogue) if lift is None else None
+    out = None
+    if lift is None:
+        out = native.finish(*given, magnitude, operator.angular, groups, eager_epilogue, filters.over)
     if out is None:
-        out = eager_epilogue(*given, magnitude, operator.angular, groups, lift)
+        y = native.divided(y, filters.over)
+        out = eager_epilogue(y, *given[1:], magnitude, operator.angular, groups, lift)
     return add_bias(out, bias)
 
 

@@ -23,16 +23,16 @@ from hyperball.kernels.norms import inverse, patch_norm
 from hyperball.kernels.window import Window
 from hyperball.rows import AnyValue, Value, flatten, rebuild
 
-HEADERS = ("lanes.h", "decoupled_table.h", "decoupled_maps.h")
-SOURCE = native.source("decoupled.c", *HEADERS, functions=("lengths", "epilogue"))
+HEADERS = ("lanes.h", "decoupled_table.h", "decoupled_maps.h", "decoupled_filters.h")
+SOURCE = native.source("decoupled.c", *HEADERS, functions=("lengths", "filters", "epilogue"))
 MAGNITUDES = ("sphere", "ball", "tanh", "linear", "seg", "log", "mix", "barron")  # as numbered in C
 ANGULARS = ("linear", "cosine", "sigmoid", "square_cosine", "power", "rectified_cosine")
 ROWS = (
     {name: radial_table.TABLE.rows[name] for name in MAGNITUDES},
     {name: angular_table.TABLE.rows[name] for name in ANGULARS},
 )
-GIVEN = ("alpha", "beta", "rho", "shape", "angle", "factor", "stretch")
-SUMS = ("gain", "curvature", "bend", "extra", "one", "angle")
+GIVEN = ("alpha", "beta", "rho", "shape", "angle", "factor", "stretch", "over")
+SUMS = ("gain", "curvature", "bend", "extra", "one", "angle", "over")
 
 INT64, INT32, FLOAT, POINTER = ctypes.c_int64, ctypes.c_int32, ctypes.c_float, ctypes.c_void_p
 
@@ -49,6 +49,17 @@ class Lengths(ctypes.Structure):
     ]
 
 
+class Measure(ctypes.Structure):
+    """Mirrors `Filters` in decoupled_filters.h."""
+
+    _fields_ = [
+        *((name, POINTER) for name in ("w", "n", "m", "over")),
+        *((name, INT64) for name in ("count", "size", "patches")),
+        ("threads", INT32),
+        ("parallel", POINTER),
+    ]
+
+
 class Job(ctypes.Structure):
     """Mirrors `Job` in decoupled.c."""
 
@@ -58,8 +69,8 @@ class Job(ctypes.Structure):
         ("steps", INT64 * len(GIVEN)),
         *((name, FLOAT) for name in ("eps", "angular_eps")),
         *((name, INT64) for name in ("batch", "groups", "channels", "positions")),
-        *((name, INT32) for name in ("channels_last", "magnitude", "angular", "has_factor", "has_stretch", "need")),
-        ("threads", INT32),
+        *((name, INT32) for name in ("channels_last", "magnitude", "angular", "has_factor", "has_stretch", "has_over")),
+        *((name, INT32) for name in ("need", "threads")),
         ("parallel", POINTER),
     ]
 
@@ -70,6 +81,7 @@ class Library(NamedTuple):
     lengths: Callable[..., int] | None
     epilogue: Callable[..., int] | None
     reason: str
+    filters: Callable[..., int] | None = None
 
 
 @functools.cache
@@ -78,9 +90,9 @@ def library() -> Library:
     loaded, reason = native.load(SOURCE)
     if loaded is None:
         return Library(None, None, reason)
-    for function, job in ((loaded.lengths, Lengths), (loaded.epilogue, Job)):
+    for function, job in ((loaded.lengths, Lengths), (loaded.filters, Measure), (loaded.epilogue, Job)):
         function.argtypes, function.restype = [ctypes.POINTER(job)], ctypes.c_int
-    return Library(loaded.lengths, loaded.epilogue, reason)
+    return Library(loaded.lengths, loaded.epilogue, reason, loaded.filters)
 
 
 def choose(magnitude: AnyValue, angular: Value, dtype: torch.dtype) -> dispatch.Choice:
@@ -212,14 +224,17 @@ Twin = Callable[[Tensor, Tensor, Tensor | None, Tensor | None, AnyValue, Value, 
 
 def finish(
     y: Tensor, n: Tensor, factor: Tensor | None, stretch: Tensor | None, magnitude: AnyValue, angular: Value,
-    groups: int, twin: Twin,
+    groups: int, twin: Twin, over: Tensor | None = None,
 ) -> Tensor | None:  # fmt: skip
-    """f of an operator with one number a channel, or one, for each parameter; None where that is the twin's to do."""
+    """f of an operator with one number a channel, or one, for each parameter; None where that is the twin's to do.
+
+    `over` is 1/m where y is the convolution with filters that were not divided by their lengths m.
+    """
     if refusal(magnitude, angular) or not is_plain(y, n) or library().epilogue is None or not n.is_contiguous():
         return None
     h, radial_tensors = flatten(magnitude)
     g, angular_tensors = flatten(angular)
-    further = [(name, t) for name, t in (("factor", factor), ("stretch", stretch)) if t is not None]
+    further = [(name, t) for name, t in (("factor", factor), ("stretch", stretch), ("over", over)) if t is not None]
     names = (*_names(magnitude), *("angle" for _ in angular_tensors), *(name for name, _ in further))
     tensors = [t.to(n.dtype) for t in (*radial_tensors, *angular_tensors, *(t for _, t in further))]
     fit = all(is_dense(t) and (t.numel() == 1 or tuple(t.shape) == (y.shape[1],)) for t in tensors)
@@ -231,6 +246,7 @@ def finish(
         turned: Any = rebuild(g, held[split:end])
         extra = dict(zip(names[end:], held[end:], strict=True))
         radial = rebuild(h, held[:split])
+        y = divided(y, extra.get("over"))
         return twin(y, n, extra.get("factor"), extra.get("stretch"), radial, turned, groups)
 
     call = Call(magnitude.name, angular.name, groups, _numbers(magnitude, angular), names, eager)
@@ -238,6 +254,11 @@ def finish(
         return Epilogue.apply(call, y, n, *tensors)
     _epilogue(call, y, n, tensors, f=y)
     return y
+
+
+def divided(y: Tensor, over: Tensor | None) -> Tensor:
+    """y·over by channel: the convolution with filters that are divided by their lengths."""
+    return y if over is None else y * over.reshape(-1, *(1,) * (y.dim() - 2))
 
 
 def _names(value: AnyValue) -> tuple[str, ...]:
@@ -255,7 +276,7 @@ def _numbers(magnitude: AnyValue, angular: Value) -> dict[str, float]:
 
 
 class Epilogue(torch.autograd.Function):
-    """f = factor·n·s(u)·g(y/n); keeps y, n and the parameters, as the eager twin does."""
+    """f = factor·n·s(u)·g(y·over/n); keeps y, n and the parameters, as the eager twin does."""
 
     @staticmethod
     def forward(ctx: Any, call: Call, y: Tensor, n: Tensor, *tensors: Tensor) -> Tensor:
@@ -293,6 +314,7 @@ def parts(call: Call, name: str) -> tuple[str, ...]:
         "angle": "angle",
         "beta": "extra",
         "shape": "extra",
+        "over": "over",
     }
     radius = "bend" if call.magnitude in ("seg", "barron") else "curvature"
     return special.get((call.magnitude, name)) or (general.get(name, radius),)
@@ -352,6 +374,7 @@ def _epilogue(call: Call, y: Tensor, n: Tensor, tensors: Sequence[Tensor], need:
         angular=ANGULARS.index(call.angular),
         has_factor="factor" in given,
         has_stretch="stretch" in given,
+        has_over="over" in given,
         need=need,
         threads=torch.get_num_threads(),
         parallel=native.thread_pool(),

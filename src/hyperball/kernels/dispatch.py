@@ -129,11 +129,11 @@ def refusal(magnitude: AnyValue, angular: Value, weighting: str) -> str:
 def facts_of(x: Tensor, weight: Tensor, outputs: int, groups: int = 1, transposed: bool = False) -> Facts:
     """The facts about an input and a weight; under autocast the input's dtype is the one it will have."""
     device = x.device.type
-    if device not in DEVICES:
-        return Facts(device, x.dtype, weight.dtype, outputs, groups, transposed)
-    autocast, dtype = torch.is_autocast_enabled(device), x.dtype
+    autocast, dtype = device != "meta" and torch.is_autocast_enabled(device), x.dtype
     if autocast and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
+    if device not in DEVICES:
+        return Facts(device, dtype, weight.dtype, outputs, groups, transposed, autocast=autocast)
     return Facts(
         device, dtype, weight.dtype, outputs, groups, transposed, x.numel() == 0, autocast, is_exporting(),
         is_transformed(), has_tangents(), HAS_TRITON, HAS_ROCM,

@@ -118,17 +118,26 @@ def features() -> list[str]:
 def _library(compiler: tuple[str, ...], code: Source) -> ctypes.CDLL:
     """The library in the cache, or a fresh one where none there is whole."""
     folder = cache_folder()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    _make(folder)
     _refuse_foreign(folder)
     _refuse_open_above(folder)
     stem = f"{code.main.stem}-{fingerprint(compiler, code)}"
     for path in sorted(folder.glob(f"{stem}*.so")):
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+            continue
         _refuse_foreign(path)
         if path.name == f"{stem}-{digest(path)}.so":  # one that lacks bytes would end the process
             with contextlib.suppress(OSError):
                 return _opened(path, code)
         path.unlink(missing_ok=True)
     return _built(compiler, code, folder, stem)
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and those above it that are not there, all for this user alone: parents would go by the umask."""
+    for missing in (*reversed(folder.parents), folder):
+        missing.mkdir(mode=0o700, exist_ok=True)
 
 
 def _opened(path: Path, code: Source) -> ctypes.CDLL:

@@ -55,11 +55,11 @@ def has_slopes(value: Value) -> bool:
 
 
 def has_ratio_alone(learned: LearnedValue) -> bool:
-    """Whether all that a magnitude of one term holds is the tensor of a relative radius."""
+    """Whether all that a magnitude of one term holds is the tensor of a relative radius, and nobody watches it."""
     stored, value = learned._stored, learned.value
     if len(stored) != 1 or RATIO not in stored or type(learned) is not LearnedValue or not isinstance(value, Value):
         return False
-    return not has_slopes(value) and bool(value.options.get("relative", True))
+    return not has_slopes(value) and bool(value.options.get("relative", True)) and not is_altered(learned)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -107,7 +107,7 @@ class Decoupled(nn.Module):
         angular = turned.value if is_constant(turned) else turned()
         assert isinstance(angular, Value)
         plain = angular is turned.value and not has_slopes(angular) and has_ratio_alone(magnitude)
-        return Operator(magnitude, angular, self.weighting, self._needs_norm, plain)
+        return Operator(magnitude, angular, self.weighting, self._needs_norm, plain, is_altered(magnitude))
 
     @property
     def radius(self) -> Tensor | None:

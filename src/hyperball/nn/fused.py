@@ -82,7 +82,7 @@ def unfit(parts: Parts) -> str:
         return "modules of other types"
     if type(activation) not in FUSED_ACTIVATIONS:
         return f"the activation {type(activation).__name__}"
-    if any(is_altered(module) for module in parts if module is not None):
+    if any(is_altered(module) for module in (*parts, conv.magnitude, conv.angular) if module is not None):
         return "a module inside has hooks"
     if not conv._needs_norm:
         return "a linear magnitude with cosine needs no patch norm"
@@ -110,11 +110,27 @@ def objection(parts: Parts, x: Tensor, residual: Tensor | None) -> str:
     """What about the tensors asks for running the modules in turn, or nothing."""
     if x.dim() != 4:
         return "an input without a batch"
+    if has_mixed_dtypes(parts, x):
+        return "modules of different dtypes"
     if residual is None:
         return ""
     if residual.dtype != convolved_dtype(x):
         return "input and residual differ in dtype"
     return "" if residual.shape == shape_of(parts[0], x) else "a residual to expand"
+
+
+def has_mixed_dtypes(parts: Parts, x: Tensor) -> bool:
+    """Whether BatchNorm or PReLU has a dtype that it refuses to be given the convolution's output with.
+
+    BatchNorm may have float32 beside any input, PReLU under autocast what autocast casts.
+    """
+    _, bn, activation = parts
+    given = convolved_dtype(x)
+    held = {t.dtype for t in (bn.weight, bn.bias, bn.running_mean, bn.running_var) if t is not None}
+    if len(held) > 1 or not held <= {given, torch.float32}:
+        return True
+    leaks = {activation.weight.dtype} if type(activation) is nn.PReLU else set()
+    return not leaks <= ({*dispatch.DTYPES} if kernel.autocasts(x) else {given})
 
 
 def convolved_dtype(x: Tensor) -> torch.dtype:
@@ -266,5 +282,9 @@ class DecoupledConvBNAct(nn.Sequential):
     def explained(self) -> str:
         """The kernel for an input on the device and in the dtype of the weight, and why."""
         conv: Any = self[0]
+        if conv.weight.device.type not in dispatch.DEVICES:
+            return f"in turn: {unfit_for_gpu(self._parts) or 'fused on a GPU only'}"
         choice = self.choice(conv.weight.detach())
-        return f"{choice}: scale, BatchNorm and activation in one pass" if choice.kernel == "triton" else str(choice)
+        if choice.kernel != "triton":
+            return f"in turn: {choice.reason}"
+        return f"fused block: {choice}: scale, BatchNorm and activation in one pass"
