@@ -304,3 +304,13 @@ def page_of(folder, title="Results"):
 
 def words_of(folder):
     return " ".join("".join(parsed(page_of(folder)).texts).split())
+
+
+def section_of(folder, **wanted):
+    """The one section of a folder's page that has these attributes."""
+    (found,) = [
+        entry
+        for entry in results_page(read_folder(folder)).sections
+        if all(getattr(entry, key) == value for key, value in wanted.items())
+    ]
+    return found

@@ -10,6 +10,7 @@ from report_cases import (
     number,
     page_of,
     robust_cell_tree,
+    section_of,
     table_tree,
     write,
 )
@@ -18,20 +19,10 @@ from hyperball.experiments.markdown import attack_cell
 from hyperball.experiments.reproduce import Comparison
 from hyperball.report import read_folder
 from hyperball.report.kinds import Published, RobustCell
-from hyperball.report.results import results_page
 from hyperball.report.sections.join import Joined
 from hyperball.report.tables import Cell, ending
 
 pytest.importorskip("jinja2")
-
-
-def section_of(folder, **wanted):
-    (found,) = [
-        entry
-        for entry in results_page(read_folder(folder)).sections
-        if all(getattr(entry, key) == value for key, value in wanted.items())
-    ]
-    return found
 
 
 def column(table, name):

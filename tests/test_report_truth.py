@@ -16,6 +16,7 @@ from report_cases import (
     page_of,
     recipe_of,
     robust_cell_tree,
+    section_of,
     table_tree,
     words_of,
     write,
@@ -31,15 +32,6 @@ from hyperball.report.sections.published import signed
 from hyperball.report.tables import family_of, group
 
 pytest.importorskip("jinja2")
-
-
-def section_of(folder, **wanted):
-    (found,) = [
-        entry
-        for entry in results_page(read_folder(folder)).sections
-        if all(getattr(entry, key) == value for key, value in wanted.items())
-    ]
-    return found
 
 
 def texts(table):
