@@ -2,31 +2,19 @@
 
 import json
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
-from experiment_cases import tiny_recipe, tiny_table
 
 from hyperball import models
-from hyperball.experiments.broken import odd_results
-from hyperball.experiments.collecting import collect, seeds_in, write_table
 from hyperball.experiments.protocols import CIFAR_MILESTONES, CIFAR_STEPS, cifar, shorter
 from hyperball.experiments.reproduce import (
     Comparison,
-    Follower,
-    annotate,
-    as_data,
-    compare,
-    draw,
     jobs_of,
-    measure_conditions,
-    table,
 )
-from hyperball.experiments.table import SCALES, Entry, Experiment, Reduction, published, slug
+from hyperball.experiments.table import SCALES, published, slug
 from hyperball.experiments.tables import TABLES, TIMED, TRAINED, experiment, trained
-from hyperball.training import Recipe, train
-from hyperball.training.record import Record, read_metrics
+from hyperball.training import Recipe
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "modelnet40": 40, "imagenet": 1000, "imagewoof": 10, "mnist": 10}
 SHAPES = {"modelnet40": (4, 16, 3), "mnist": (4, 1, 28, 28)}
@@ -261,135 +249,6 @@ def test_difference_is_ours_less_the_papers():
     assert Comparison("seg", "cosine", 30.0, (), ()).mean is None
 
 
-@pytest.fixture(scope="module")
-def tiny() -> Experiment:
-    return tiny_table()
-
-
-def test_finished_cells_are_compared_and_the_others_left_open(tiny, tmp_path: Path):
-    jobs = jobs_of(tiny, range(2), tmp_path / "runs")
-    assert [job.cell.name for job in jobs[:2]] == ["mean--clean/seed-0", "max--clean/seed-0"]
-    for job in (jobs[0], jobs[2]):
-        train(job.cell.recipe, job.folder)
-    measure_conditions(tiny, jobs, count=2)
-    mean, outliers, largest = compare(tiny, jobs)
-    results = Record.read(jobs[0].folder).results
-    assert mean.values[0] == pytest.approx(100 * (1 - results["last"]["top1"]))
-    assert mean.also["ece"][0] == pytest.approx(100 * results["last"]["ece"])
-    assert (mean.seeds, outliers.seeds) == ((0, 1), (0, 1))
-    assert (outliers.column, outliers.published) == ("clean, 50 %", 40.0)
-    assert largest.values == ()
-    text = table(tiny, [mean, outliers, largest])
-    assert f"{mean.difference:+.2f}" in text
-    data = json.loads(json.dumps(as_data(tiny, "quick", [mean])))
-    assert (data["numbers"][0]["published"], data["protocol"]) == (80.0, "nothing")
-    assert data["numbers"][0]["map_raw, paper"] == 70.0
-
-
-def test_a_record_says_of_which_cell_it_is_and_by_which_protocol(tiny, tmp_path: Path):
-    jobs = jobs_of(tiny, [3], tmp_path)
-    train(jobs[0].cell.recipe, jobs[0].folder)
-    annotate(tiny, "quick", jobs)
-    record = Record.read(jobs[0].folder)
-    assert record.experiment == {
-        "table": "tiny", "title": "A tiny table", "source": "nobody", "row": "mean", "column": "clean",
-        "kind": "published", "published": 80.0, "scale": "quick", "protocol": "nothing", "seed": 3,
-    }  # fmt: skip
-    assert record.curve == [[1.0, record.results["last"]["top1"]]]
-    assert {"commit", "versions", "device"} <= set(record.environment)
-    assert jobs[0].is_done
-
-
-def test_kept_records_are_small_and_never_written_over(tiny, tmp_path: Path):
-    runs, results = tmp_path / "runs", tmp_path / "results"
-    jobs = jobs_of(tiny, [0], runs)
-    train(jobs[0].cell.recipe, jobs[0].folder)
-    assert collect(jobs, results) == []
-    kept = results / "mean--clean" / "seed-0"
-    assert {path.name for path in kept.iterdir()} == {"recipe.json", "record.json", "metrics.jsonl"}
-    measure_conditions(tiny, jobs)
-    assert collect(jobs, results) == []
-    assert (kept / "conditions.json").exists()
-    before = (kept / "record.json").read_text()
-
-    longer = replace(tiny, entries=(replace(tiny.entries[0], recipe=tiny_recipe(epochs=2)),))
-    again = jobs_of(longer, [0], tmp_path / "longer")
-    train(again[0].cell.recipe, again[0].folder)
-    (said,) = collect(again, results)
-    assert "of another protocol: `epochs` is 1 there and 2 here" in said
-    record = Record.read(jobs[0].folder)
-    replace(record, results={**record.results, "last": {**record.results["last"], "top1": 1.0}}).write(jobs[0].folder)
-    (said,) = collect(jobs, results)
-    assert "another run of the same recipe" in said
-    assert (kept / "record.json").read_text() == before
-
-
-def test_a_kept_table_counts_the_seeds_that_lie_there(tiny, tmp_path: Path):
-    for seed in (0, 4):
-        jobs = jobs_of(tiny, [seed], tmp_path / f"runs-{seed}")
-        train(jobs[0].cell.recipe, jobs[0].folder)
-        collect(jobs, tmp_path / "results")
-    assert seeds_in(tmp_path / "results") == [0, 4]
-    write_table(tiny, "paper", tmp_path / "results")
-    data = json.loads((tmp_path / "results" / "table.json").read_text())
-    assert data["numbers"][0]["seeds"] == [0, 4]
-    assert (data["scale"], data["protocol"]) == ("paper", "the published schedule")
-
-
-def test_a_cell_that_begins_with_another_is_known_where_its_records_are_kept(tmp_path: Path):
-    first = Entry("plain", "a", tiny_recipe())
-    second = Entry("tanh", "a", tiny_recipe(**{"model.magnitude": "tanh"}), start=("plain", "a"))
-    made = Experiment("two", "Two", "nobody", "error", (first, second), Reduction(lambda r: r, "nothing"))
-    jobs = jobs_of(made, [0], tmp_path / "runs")
-    assert isinstance(jobs[1], Follower)
-    for job in jobs:
-        train(job.cell.recipe, job.folder)
-    collect(jobs, tmp_path / "results")
-    assert all(job.is_done for job in jobs_of(made, [0], tmp_path / "results"))
-    assert "no finished run" in jobs_of(made, [1], tmp_path / "results")[1].missing()
-
-
-def test_pictures_are_drawn_from_finished_runs(tmp_path: Path):
-    from hyperball.experiments.pictures import convergence, filter_lengths, first_filters, learned_radii, two_features
-
-    recipe = Recipe.from_dict({
-        "data": {"name": "digits", "train_size": 200, "test_size": 100},
-        "model": {"name": "digits", "magnitude": "tanh", "options": {"norm_momentum": 0.005}},
-        "epochs": 2, "batch_size": 50, "log": {"norms": True, "every": 1},
-    })  # fmt: skip
-    draws = (convergence, learned_radii, filter_lengths, first_filters, two_features)
-    made = Experiment(
-        "drawn", "D", "nobody", "error", (Entry("tanh", "cosine", recipe),), Reduction(lambda r: r, ""), draws=draws
-    )
-    jobs = jobs_of(made, range(2), tmp_path)
-    assert draw(made, jobs, tmp_path) == []
-    for job in jobs:
-        train(job.cell.recipe, job.folder)
-    pictures = {path.stem: json.loads(path.read_text()) for path in draw(made, jobs, tmp_path)}
-    assert set(pictures) == {
-        "convergence", "convergence-training", "radii", "weight-norm", "gradient-norm", "filters-tanh--cosine",
-        "features-tanh--cosine",
-    }  # fmt: skip
-    assert "a momentum of 0.005 about 200 steps old" in pictures["convergence"]["note"]
-    (trained,) = pictures["convergence-training"]["series"]
-    reports = [line for line in read_metrics(jobs[0].folder / "metrics.jsonl") if line["kind"] == "train"]
-    others = [line for line in read_metrics(jobs[1].folder / "metrics.jsonl") if line["kind"] == "train"]
-    assert trained["x"] == [line["epoch"] for line in reports]
-    assert trained["y"] == pytest.approx(
-        [100 - 50 * (a["accuracy"] + b["accuracy"]) for a, b in zip(reports, others, strict=True)], rel=1e-4, abs=1e-4
-    )
-    (curve,) = pictures["convergence"]["series"]
-    assert curve["x"] == [1.0, 2.0]
-    assert len(curve["y"]) == len(curve["band"]) == 2
-    (lengths,) = pictures["weight-norm"]["series"]
-    assert len(lengths["x"]) == 8
-    assert all(value > 0 for value in lengths["y"])
-    filters = torch.tensor(pictures["filters-tanh--cosine"]["filters"])
-    assert filters.shape == (16, 1, 3, 3)
-    features = pictures["features-tanh--cosine"]
-    assert len(features["points"]) == len(features["labels"]) == 100
-
-
 def test_scales_have_folders_of_their_own():
     assert len({f"{name}-{scale}" for name in TABLES for scale in SCALES}) == len(TABLES) * len(SCALES)
 
@@ -435,30 +294,3 @@ def test_the_controls_that_the_papers_lack_are_there():
     (updates,) = trained("dcnet-table1").select(["control"]).entries
     assert updates.recipe.regularizers.weighted_gradients == "update"
     assert updates.recipe.projection.every is None
-
-
-@pytest.mark.parametrize(
-    "results, reason",
-    [
-        ({"last": {"top1": 0.5}, "best": "x"}, "`results.best`: must map names to numbers, got 'x'"),
-        ({"last": {"top1": float("nan")}}, "`results.last`: `top1` must be a number, got nan"),
-        ({"last": {"top1": 50.0}}, "must be an accuracy in [0, 1], got 50.0"),
-        ({"last": {"top1": 0.5, "loss": 10**400}}, "`loss` must be a number"),
-        ([], "`results` must be a mapping"),
-        ({"last": {"top1": 0.5, "loss": None}, "best": None}, ""),
-    ],
-)
-def test_results_that_are_none_are_told(results, reason):
-    assert reason in odd_results(results) if reason else odd_results(results) == ""
-
-
-def test_a_record_with_odd_results_is_named_and_left_out(tiny, tmp_path, capsys):
-    jobs = jobs_of(tiny, range(2), tmp_path)
-    for job in (jobs[0], jobs[2]):
-        train(job.cell.recipe, job.folder)
-    path = jobs[0].folder / "record.json"
-    held = json.loads(path.read_text())
-    held["results"]["best"] = "x"
-    path.write_text(json.dumps(held))
-    assert compare(tiny, jobs)[0].seeds == (1,)
-    assert f"left out {path}: `results.best`" in capsys.readouterr().err

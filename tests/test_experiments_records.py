@@ -1,21 +1,28 @@
-"""What the records of a table's cells hold: conditions that go on, kept tables, networks that did not converge."""
+"""Records of a table: compared, annotated, kept, drawn, and left out where they are none."""
 
 import json
-import os
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from experiment_cases import tiny_table
+import torch
+from experiment_cases import tiny_recipe, tiny_table
 
-from hyperball.experiments import markdown, reproduce
-from hyperball.experiments.collecting import collect, write_table
-from hyperball.experiments.lengths import length_rows
-from hyperball.experiments.reproduce import annotate, as_data, compare, draw, jobs_of, measure_conditions, table
-from hyperball.experiments.table import Experiment
-from hyperball.experiments.text import spread
-from hyperball.training import train
-from hyperball.training.record import Record
+from hyperball.experiments.broken import odd_results
+from hyperball.experiments.collecting import collect, seeds_in, write_table
+from hyperball.experiments.reproduce import (
+    Follower,
+    annotate,
+    as_data,
+    compare,
+    draw,
+    jobs_of,
+    measure_conditions,
+    table,
+)
+from hyperball.experiments.table import Entry, Experiment, Reduction
+from hyperball.training import Recipe, train
+from hyperball.training.record import Record, read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -23,113 +30,152 @@ def tiny() -> Experiment:
     return tiny_table()
 
 
-def trained_job(tiny, out: Path):
-    job = jobs_of(tiny, [0], out)[0]
-    if not job.is_done:
+def test_finished_cells_are_compared_and_the_others_left_open(tiny, tmp_path: Path):
+    jobs = jobs_of(tiny, range(2), tmp_path / "runs")
+    assert [job.cell.name for job in jobs[:2]] == ["mean--clean/seed-0", "max--clean/seed-0"]
+    for job in (jobs[0], jobs[2]):
         train(job.cell.recipe, job.folder)
-    return job
+    measure_conditions(tiny, jobs, count=2)
+    mean, outliers, largest = compare(tiny, jobs)
+    results = Record.read(jobs[0].folder).results
+    assert mean.values[0] == pytest.approx(100 * (1 - results["last"]["top1"]))
+    assert mean.also["ece"][0] == pytest.approx(100 * results["last"]["ece"])
+    assert (mean.seeds, outliers.seeds) == ((0, 1), (0, 1))
+    assert (outliers.column, outliers.published) == ("clean, 50 %", 40.0)
+    assert largest.values == ()
+    text = table(tiny, [mean, outliers, largest])
+    assert f"{mean.difference:+.2f}" in text
+    data = json.loads(json.dumps(as_data(tiny, "quick", [mean])))
+    assert (data["numbers"][0]["published"], data["protocol"]) == (80.0, "nothing")
+    assert data["numbers"][0]["map_raw, paper"] == 70.0
 
 
-def several(tiny) -> Experiment:
-    conditions = {f"{share} %": {"outliers": share / 100} for share in (10, 30, 50)}
-    return replace(tiny, entries=(replace(tiny.entries[0], conditions=conditions),))
+def test_a_record_says_of_which_cell_it_is_and_by_which_protocol(tiny, tmp_path: Path):
+    jobs = jobs_of(tiny, [3], tmp_path)
+    train(jobs[0].cell.recipe, jobs[0].folder)
+    annotate(tiny, "quick", jobs)
+    record = Record.read(jobs[0].folder)
+    assert record.experiment == {
+        "table": "tiny", "title": "A tiny table", "source": "nobody", "row": "mean", "column": "clean",
+        "kind": "published", "published": 80.0, "scale": "quick", "protocol": "nothing", "seed": 3,
+    }  # fmt: skip
+    assert record.curve == [[1.0, record.results["last"]["top1"]]]
+    assert {"commit", "versions", "device"} <= set(record.environment)
+    assert jobs[0].is_done
 
 
-def test_conditions_end_with_the_time_and_go_on_where_they_were(tiny, tmp_path: Path, monkeypatch):
-    made = several(tiny)
-    job = trained_job(made, tmp_path)
-    assert measure_conditions(made, [job], over=0.0) == {job.cell.name: ["10 %", "30 %", "50 %"]}
-    clock = iter([0.0, 2.0])
-    monkeypatch.setattr(reproduce.time, "monotonic", lambda: next(clock))
-    assert measure_conditions(made, [job], over=1.0) == {job.cell.name: ["30 %", "50 %"]}
-    monkeypatch.undo()
-    assert list(json.loads((job.folder / "conditions.json").read_text())) == ["10 %"]
-    assert draw(replace(made, draws=(lambda finished: pytest.fail("drawn"),)), [job], tmp_path, over=0.0) == []
-    assert measure_conditions(made, [job]) == {}
+def test_kept_records_are_small_and_never_written_over(tiny, tmp_path: Path):
+    runs, results = tmp_path / "runs", tmp_path / "results"
+    jobs = jobs_of(tiny, [0], runs)
+    train(jobs[0].cell.recipe, jobs[0].folder)
+    assert collect(jobs, results) == []
+    kept = results / "mean--clean" / "seed-0"
+    assert {path.name for path in kept.iterdir()} == {"recipe.json", "record.json", "metrics.jsonl"}
+    measure_conditions(tiny, jobs)
+    assert collect(jobs, results) == []
+    assert (kept / "conditions.json").exists()
+    before = (kept / "record.json").read_text()
+
+    longer = replace(tiny, entries=(replace(tiny.entries[0], recipe=tiny_recipe(epochs=2)),))
+    again = jobs_of(longer, [0], tmp_path / "longer")
+    train(again[0].cell.recipe, again[0].folder)
+    (said,) = collect(again, results)
+    assert "of another protocol: `epochs` is 1 there and 2 here" in said
+    record = Record.read(jobs[0].folder)
+    replace(record, results={**record.results, "last": {**record.results["last"], "top1": 1.0}}).write(jobs[0].folder)
+    (said,) = collect(jobs, results)
+    assert "another run of the same recipe" in said
+    assert (kept / "record.json").read_text() == before
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"10 %": {"top1": "x"}}', '{"10 %": null}'])
-def test_broken_conditions_are_measured_again(tiny, tmp_path: Path, text):
-    made = several(tiny)
-    job = trained_job(made, tmp_path)
-    assert measure_conditions(made, [job]) == {}
-    before = json.loads((job.folder / "conditions.json").read_text())
-    (job.folder / "conditions.json").write_text(text)
-    assert not compare(made, [job])[1].values
-    assert measure_conditions(made, [job]) == {}
-    assert json.loads((job.folder / "conditions.json").read_text()) == before
+def test_a_kept_table_counts_the_seeds_that_lie_there(tiny, tmp_path: Path):
+    for seed in (0, 4):
+        jobs = jobs_of(tiny, [seed], tmp_path / f"runs-{seed}")
+        train(jobs[0].cell.recipe, jobs[0].folder)
+        collect(jobs, tmp_path / "results")
+    assert seeds_in(tmp_path / "results") == [0, 4]
+    write_table(tiny, "paper", tmp_path / "results")
+    data = json.loads((tmp_path / "results" / "table.json").read_text())
+    assert data["numbers"][0]["seeds"] == [0, 4]
+    assert (data["scale"], data["protocol"]) == ("paper", "the published schedule")
 
 
-def test_kept_conditions_grow_with_those_of_the_run(tiny, tmp_path: Path):
-    made = several(tiny)
-    job = trained_job(made, tmp_path / "runs")
-    measure_conditions(made, [job])
-    whole = json.loads((job.folder / "conditions.json").read_text())
-    (job.folder / "conditions.json").write_text(json.dumps({"10 %": whole["10 %"]}))
-    kept = tmp_path / "results" / job.cell.name / "conditions.json"
-    for content in ({"10 %": whole["10 %"]}, {**whole, "10 %": {"top1": 0.0}}):
-        (job.folder / "conditions.json").write_text(json.dumps(content))
-        collect([job], tmp_path / "results")
-    assert json.loads(kept.read_text()) == whole
+def test_a_cell_that_begins_with_another_is_known_where_its_records_are_kept(tmp_path: Path):
+    first = Entry("plain", "a", tiny_recipe())
+    second = Entry("tanh", "a", tiny_recipe(**{"model.magnitude": "tanh"}), start=("plain", "a"))
+    made = Experiment("two", "Two", "nobody", "error", (first, second), Reduction(lambda r: r, "nothing"))
+    jobs = jobs_of(made, [0], tmp_path / "runs")
+    assert isinstance(jobs[1], Follower)
+    for job in jobs:
+        train(job.cell.recipe, job.folder)
+    collect(jobs, tmp_path / "results")
+    assert all(job.is_done for job in jobs_of(made, [0], tmp_path / "results"))
+    assert "no finished run" in jobs_of(made, [1], tmp_path / "results")[1].missing()
 
 
-def test_a_kept_table_does_not_lose_numbers(tiny, tmp_path: Path):
-    job = trained_job(tiny, tmp_path)
-    assert write_table(tiny, "paper", tmp_path, shrinks=False) == ""
-    before = (tmp_path / "table.json").read_text()
-    (job.folder / "record.json").unlink()
-    assert "have fewer numbers of mean, clean" in write_table(tiny, "paper", tmp_path, shrinks=False)
-    assert (tmp_path / "table.json").read_text() == before
-    assert write_table(tiny, "paper", tmp_path) == ""
-    assert json.loads((tmp_path / "table.json").read_text())["numbers"][0]["values"] == []
+def test_pictures_are_drawn_from_finished_runs(tmp_path: Path):
+    from hyperball.experiments.pictures import convergence, filter_lengths, first_filters, learned_radii, two_features
 
-
-def test_a_network_that_did_not_converge_counts_as_done_and_not_as_a_number(tiny, tmp_path: Path):
-    job = trained_job(tiny, tmp_path / "runs")
-    record = Record.read(job.folder)
-    lost = replace(record, status="diverged", results={}, failure={"step": 3, "where": "layer a"})
-    lost.write(job.folder)
-    assert job.is_done
-    annotate(tiny, "paper", [job])
-    assert measure_conditions(tiny, [job]) == {}
-    assert draw(replace(tiny, draws=(lambda finished: pytest.fail("drawn"),)), [job], tmp_path) == []
-    line, outliers, _ = compare(tiny, [job])
-    assert (line.values, line.diverged, line.difference) == ((), (0,), None)
-    assert "N/C" in table(tiny, [line])
-    assert outliers.diverged == (0,)
-    assert as_data(tiny, "paper", [line], ["a doubt"])["numbers"][0]["diverged"] == (0,)
-    assert collect([job], tmp_path / "results") == []
-    assert Record.read(tmp_path / "results" / job.cell.name).status == "diverged"
+    recipe = Recipe.from_dict({
+        "data": {"name": "digits", "train_size": 200, "test_size": 100},
+        "model": {"name": "digits", "magnitude": "tanh", "options": {"norm_momentum": 0.005}},
+        "epochs": 2, "batch_size": 50, "log": {"norms": True, "every": 1},
+    })  # fmt: skip
+    draws = (convergence, learned_radii, filter_lengths, first_filters, two_features)
+    made = Experiment(
+        "drawn", "D", "nobody", "error", (Entry("tanh", "cosine", recipe),), Reduction(lambda r: r, ""), draws=draws
+    )
+    jobs = jobs_of(made, range(2), tmp_path)
+    assert draw(made, jobs, tmp_path) == []
+    for job in jobs:
+        train(job.cell.recipe, job.folder)
+    pictures = {path.stem: json.loads(path.read_text()) for path in draw(made, jobs, tmp_path)}
+    assert set(pictures) == {
+        "convergence", "convergence-training", "radii", "weight-norm", "gradient-norm", "filters-tanh--cosine",
+        "features-tanh--cosine",
+    }  # fmt: skip
+    assert "a momentum of 0.005 about 200 steps old" in pictures["convergence"]["note"]
+    (trained,) = pictures["convergence-training"]["series"]
+    reports = [line for line in read_metrics(jobs[0].folder / "metrics.jsonl") if line["kind"] == "train"]
+    others = [line for line in read_metrics(jobs[1].folder / "metrics.jsonl") if line["kind"] == "train"]
+    assert trained["x"] == [line["epoch"] for line in reports]
+    assert trained["y"] == pytest.approx(
+        [100 - 50 * (a["accuracy"] + b["accuracy"]) for a, b in zip(reports, others, strict=True)], rel=1e-4, abs=1e-4
+    )
+    (curve,) = pictures["convergence"]["series"]
+    assert curve["x"] == [1.0, 2.0]
+    assert len(curve["y"]) == len(curve["band"]) == 2
+    (lengths,) = pictures["weight-norm"]["series"]
+    assert len(lengths["x"]) == 8
+    assert all(value > 0 for value in lengths["y"])
+    filters = torch.tensor(pictures["filters-tanh--cosine"]["filters"])
+    assert filters.shape == (16, 1, 3, 3)
+    features = pictures["features-tanh--cosine"]
+    assert len(features["points"]) == len(features["labels"]) == 100
 
 
 @pytest.mark.parametrize(
-    "values, diverged, text",
-    [((), 0, "–"), ((), 2, "N/C"), ((1.0,), 0, "1.00"), ((1.0, 2.0), 1, "1.50 ± 0.71 (1 N/C)")],
+    "results, reason",
+    [
+        ({"last": {"top1": 0.5}, "best": "x"}, "`results.best`: must map names to numbers, got 'x'"),
+        ({"last": {"top1": float("nan")}}, "`results.last`: `top1` must be a number, got nan"),
+        ({"last": {"top1": 50.0}}, "must be an accuracy in [0, 1], got 50.0"),
+        ({"last": {"top1": 0.5, "loss": 10**400}}, "`loss` must be a number"),
+        ([], "`results` must be a mapping"),
+        ({"last": {"top1": 0.5, "loss": None}, "best": None}, ""),
+    ],
 )
-def test_numbers_over_seeds_say_how_many_did_not_converge(values, diverged, text):
-    assert spread(values, diverged) == text
+def test_results_that_are_none_are_told(results, reason):
+    assert reason in odd_results(results) if reason else odd_results(results) == ""
 
 
-def test_lengths_of_filters_and_gradients_are_told_at_the_first_and_the_last_step(tiny, tmp_path: Path, capsys):
-    job, other = jobs_of(tiny, range(2), tmp_path)[:3:2]
-    lines = [
-        {"kind": "train", "step": step, "weight_norm": 1.0 + step, "gradient_norm": 0.5 / (1 + step)} for step in (0, 4)
-    ]
-    lines += [{"kind": "evaluation", "step": 4}, {"kind": "train", "step": 5, "weight_norm": None}]
-    for held in (job, other):
-        held.folder.mkdir(parents=True)
-        (held.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert length_rows(tiny, [job, other]) == [("mean", "1", "5", "0.5", "0.1", "2")]
-    (other.folder / "metrics.jsonl").write_text("{\n")
-    assert length_rows(tiny, [job, other])[0][-1] == "1"
-    assert "left out" in capsys.readouterr().err
-
-
-@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no named pipes on this system")
-def test_a_pipe_in_place_of_a_record_is_named_and_not_waited_for(tiny, tmp_path: Path, capsys, monkeypatch):
-    monkeypatch.setitem(markdown.TABLES, "tiny", lambda: tiny)
-    job = trained_job(tiny, tmp_path / "tiny-paper")
-    (job.folder / "record.json").unlink()
-    os.mkfifo(job.folder / "record.json")
-    assert "0 of 3 numbers" in markdown.made("tiny", tmp_path)
-    assert "is no regular file" in capsys.readouterr().err
+def test_a_record_with_odd_results_is_named_and_left_out(tiny, tmp_path, capsys):
+    jobs = jobs_of(tiny, range(2), tmp_path)
+    for job in (jobs[0], jobs[2]):
+        train(job.cell.recipe, job.folder)
+    path = jobs[0].folder / "record.json"
+    held = json.loads(path.read_text())
+    held["results"]["best"] = "x"
+    path.write_text(json.dumps(held))
+    assert compare(tiny, jobs)[0].seeds == (1,)
+    assert f"left out {path}: `results.best`" in capsys.readouterr().err
