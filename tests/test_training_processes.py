@@ -28,6 +28,7 @@ SCRIPT = """
 """
 FLOAT64 = """
     import os, sys, torch
+    from pathlib import Path
     import torch.nn.functional as F
     import torch.distributed as dist
     import hyperball as hb
@@ -55,9 +56,10 @@ FLOAT64 = """
         if world > 1:
             dist.all_reduce(losses[-1])
     if rank == 0:
-        open(sys.argv[1], "w").write(" ".join(repr(float(loss)) for loss in losses))
+        Path(sys.argv[1]).write_text(" ".join(repr(float(loss)) for loss in losses))
     if world > 1:
-        dist.destroy_process_group()
+        dist.barrier()
+        os._exit(0)  # gloo's threads may still drop a tensor, which aborts an interpreter that is shutting down
 """
 CHANGES = {
     "epochs": 2, "batch_size": 32, "data.train_size": 320, "data.test_size": 50, "data.crop": "zero", "data.pad": 1,
@@ -69,6 +71,8 @@ PAIR: dict[str, dict[str, object]] = {
     "decoupled": {"model.magnitude": "tanh", "regularizers.clip_norm": 1.0, "regularizers.ema": 0.9},
 }
 STEPS = 20
+ALONE = [sys.executable]
+IN_TWO = [*ALONE, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 
 
 @pytest.fixture
@@ -78,19 +82,18 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def start(command: list[str], script: Path, runs: list[tuple[str, dict[str, object]]]) -> "subprocess.Popen[str]":
+def start(command: list[str], script: Path, argument: str) -> "subprocess.Popen[str]":
     root = Path(__file__).parents[1] / "src"
     settings = {"PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     return subprocess.Popen(
-        [*command, str(script), repr(runs)],
+        [*command, str(script), argument],
         env={**os.environ, **settings}, stderr=subprocess.PIPE, text=True, start_new_session=True,
     )  # fmt: skip
 
 
-def run_in_two(script: Path, runs: list[tuple[str, dict[str, object]]]) -> None:
-    """Let torchrun train these; no process outlives the test."""
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    process = start(launcher, script, runs)
+def run_to_the_end(command: list[str], script: Path, argument: str) -> None:
+    """Wait for a script; no process of it outlives the test."""
+    process = start(command, script, argument)
     try:
         _, errors = process.communicate(timeout=150)
     except subprocess.TimeoutExpired:
@@ -113,7 +116,7 @@ def wait_for_step(process: "subprocess.Popen[str]", folder: Path, step: int) -> 
 def test_a_killed_run_resumes_to_the_same_bits(script: Path, tmp_path: Path) -> None:
     changes: dict[str, object] = {**CHANGES, **PAIR["decoupled"], "epochs": 5}
     folder = tmp_path / "killed"
-    process = start([sys.executable], script, [(str(folder), changes)])
+    process = start(ALONE, script, repr([(str(folder), changes)]))
     wait_for_step(process, folder, 8)
     process.kill()
     process.communicate()
@@ -129,7 +132,7 @@ def test_a_killed_run_resumes_to_the_same_bits(script: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_sigterm_ends_a_process_with_the_resume_command(script: Path, tmp_path: Path) -> None:
-    process = start([sys.executable], script, [(str(tmp_path / "run"), {**CHANGES, "epochs": 50})])
+    process = start(ALONE, script, repr([(str(tmp_path / "run"), {**CHANGES, "epochs": 50})]))
     wait_for_step(process, tmp_path / "run", 2)
     process.terminate()
     _, errors = process.communicate(timeout=60)
@@ -140,7 +143,7 @@ def test_sigterm_ends_a_process_with_the_resume_command(script: Path, tmp_path: 
 
 def test_two_processes_give_the_losses_of_one_and_can_go_on_in_one(script: Path, tmp_path: Path) -> None:
     recipes = {name: {**CHANGES, **changes} for name, changes in PAIR.items()}
-    run_in_two(script, [(str(tmp_path / name), changes) for name, changes in recipes.items()])
+    run_to_the_end(IN_TWO, script, repr([(str(tmp_path / name), changes) for name, changes in recipes.items()]))
     for name, changes in recipes.items():
         two, one = tmp_path / name, tmp_path / f"{name} in one"
         train(Recipe().override(changes), one, accelerator="cpu")
@@ -158,12 +161,10 @@ def test_in_float64_two_processes_never_leave_one(tmp_path: Path) -> None:
     """In float32 rounding grows once a sample falls on the other side of a kink; this tells it from a mistake."""
     path = tmp_path / "float64.py"
     path.write_text(textwrap.dedent(FLOAT64))
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[1] / "src"), "OMP_NUM_THREADS": "1"}
     curves = []
-    for command in ([sys.executable], launch):
+    for command in (ALONE, IN_TWO):
         out = tmp_path / f"{len(command)}.txt"
-        subprocess.run([*command, str(path), str(out)], env=environment, check=True, capture_output=True, timeout=150)
+        run_to_the_end(command, path, str(out))
         curves.append([float(word) for word in out.read_text().split()])
     assert len(curves[0]) == 60
     assert curves[1] == pytest.approx(curves[0], rel=1e-12)
@@ -176,7 +177,7 @@ def test_a_streamed_set_gives_two_processes_the_losses_of_one(
     streamed = {"data.name": "folder", "data.image_size": 8, "data.workers": 1, "data.flip": True, "batch_size": 4}
     whole: dict[str, object] = {"data.train_size": None, "data.test_size": None, "data.crop": None, "data.pad": 4}
     changes = {**CHANGES, **whole, **streamed, "model.magnitude": "tanh", "epochs": 3}
-    run_in_two(script, [(str(tmp_path / "two"), changes)])
+    run_to_the_end(IN_TWO, script, repr([(str(tmp_path / "two"), changes)]))
     train(Recipe().override(changes), tmp_path / "one", accelerator="cpu")
     assert len(losses(tmp_path / "one")) >= 3
     assert losses(tmp_path / "two") == pytest.approx(losses(tmp_path / "one"), abs=1e-5)
