@@ -42,6 +42,8 @@ def phi(penalty: str, z: np.ndarray, c: float, shape: float = 1.0) -> np.ndarray
         b = abs(shape - 2)
         if shape == 2:
             return z**2 / 2
+        if shape == -np.inf:
+            return phi("welsch", z, c)
         if shape == 0:
             return c**2 * np.log1p(q / 2)
         return c**2 * b / shape * ((q / b + 1) ** (shape / 2) - 1)

@@ -61,7 +61,7 @@ def test_a_pool_says_which_kernel_runs_and_why(monkeypatch):
     assert "argmin" in explanation["problem"]
     assert "Newton" in explanation["solver"]
     assert explanation["kernel"] == "native, float32: pooling.c compiled by cc"
-    assert "eager" in hb.explain(hb.nn.RobustPool2d(penalty="barron(shape=0.5)"))["kernel"]
+    assert "eager" in hb.explain(hb.nn.RobustPool2d(penalty="barron(shape=5)"))["kernel"]
     assert "on meta" in hb.explain(hb.nn.RobustPool2d(penalty="huber(learn_c=True)", device="meta"))["kernel"]
     model = nn.Sequential(hb.nn.DecoupledConv2d(3, 4, 3), hb.nn.RobustPool2d(3))
     assert hb.explain(model)["1"] == explanation["kernel"]

@@ -353,4 +353,4 @@ def test_choose_gives_its_reason(monkeypatch):
     assert "no C compiler found" in kernel.explain_pooling(huber)
     assert "CPU" in kernel.choose(huber, torch.device("meta"), torch.float32)[1]
     assert "closed form" in kernel.choose(radial.parse("quadratic", "penalty"), cpu, torch.float32)[1]
-    assert "convex" in kernel.choose(radial.parse("barron(shape=0.5)", "penalty"), cpu, torch.float32)[1]
+    assert "up to 4" in kernel.choose(radial.parse("barron(shape=5)", "penalty"), cpu, torch.float32)[1]

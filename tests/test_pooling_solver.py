@@ -94,7 +94,8 @@ def test_long_sums_have_one_order():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("n", [1, 2, 15, 16, 17, 49, 127, 128, 129, 512, 1000, 1024, 4101])
 @pytest.mark.parametrize(
-    "text", ["huber", "pseudo_huber", "barron(shape=1.4)", "welsch", "truncated_quadratic", "absolute"]
+    "text",
+    ["huber", "pseudo_huber", "barron(shape=1.4)", "barron(shape=0)", "welsch", "truncated_quadratic", "absolute"],
 )
 def test_the_compiled_kernel_costs_no_more_than_its_eager_twin(text, n, dtype):
     value = penalty(text)
@@ -126,7 +127,7 @@ def test_the_compiled_kernel_reads_any_layout():
 
 
 @NEEDS_COMPILER
-@pytest.mark.parametrize("n", [30, 127, 128, 640, 1024])
+@pytest.mark.parametrize("n", [30, 127, 128, 640, 1024, 5120])
 @pytest.mark.parametrize("text", ["huber(c=0.3)", "pseudo_huber(c=0.3)"])
 def test_rows_that_need_a_bracket_leave_their_neighbors_bits_alone(text, n):
     x = rows(40, n, 0.3).float()

@@ -9,13 +9,14 @@
 #include "pooling_newton.h"
 #include "pooling_plain.h"
 #include "pooling_global.h"
+#include "pooling_barron.h"
 #include "pooling_reading.h"
 
-enum { LONG = 128, TOGETHER = LANES < 8 ? LANES : 8 }; /* samples of a long row, and how many are solved at once */
+enum { LONG = 128, TOGETHER = LANES }; /* samples of a long row, and how many are solved at once */
 
 /* The radius, in units of `unit`, and shape of lane l from those of row r; returns whether the radius is usable. */
 static int set_penalty(const Job *job, Tile *t, int64_t r, int l, double unit) {
-    double c = job->c[r * job->c_step] * unit, shape = job->shape[r * job->shape_step];
+    double c = job->c[r * job->c_step] * unit, shape = fmin(fmax(job->shape[r * job->shape_step], -1e15), 1e15);
     int usable = c > 0;
     c = c > SMALLEST ? (c < LARGEST ? c : LARGEST) : SMALLEST;
     double root = job->penalty == BARRON ? sqrt(fmax(fabs(shape - 2), 1e-6)) : 1;
@@ -57,27 +58,51 @@ static REAL *copy_lane(Worker *k, const Tile *t, int lane, int64_t n) {
     return t->w ? k->own.weights : NULL;
 }
 
+/* The lanes whose penalty has minima besides the global one. */
+INLINE ivec several_minima(int penalty, const Tile *t) {
+    return penalty == BARRON ? (ivec)(t->shape < 1) : penalty == WELSCH ? ~(ivec){0} : (ivec){0};
+}
+
+/* Newton from a start in the basin of the global minimum where there are several, else from a median. */
+static vec solve_searching(Worker *k, const Tile *t, vec low, vec high, ivec done, ivec *taken) {
+    int penalty = k->job->penalty;
+    ivec several = several_minima(penalty, t);
+    vec y = vmin(vmax(robust_start(t), low), high), least = low, most = high;
+    for (int l = 0; l < (t->alone ? 1 : LANES); ++l) {
+        if (done[l] || !several[l]) continue;
+        int64_t n = t->widths[l];
+        int settled = 0;
+        ivec steps = {0};
+        REAL *w = copy_lane(k, t, l, n);
+        Tile row = lane_alone(t, l, k->own.row, w, n);
+        y[l] = penalty == WELSCH ? welsch_start(&k->own, &row, w, n, low[l], high[l])
+                                 : barron_start(&k->own, &row, w, n, low[l], high[l], &steps, &settled);
+        if (settled) done[l] = -1, (*taken)[l] = steps[0];
+    }
+    if (t->alone) y = splat(y[0]), done = done[0] - (ivec){0};
+    if (all(done)) return y;
+    local_bracket(penalty, t, y, &least, &most);
+    solve(penalty, t, &y, pick(several, least, low), pick(several, most, high), done, taken);
+    return y;
+}
+
 static vec solve_tile(Worker *k, const Tile *t, vec low, vec high, ivec broken, ivec *taken) {
     int penalty = k->job->penalty;
     vec y = splat(0);
+    if (!all(~several_minima(penalty, t))) return solve_searching(k, t, low, high, broken, taken);
     if (penalty < WELSCH) {
         solve_convex(penalty, t, &y, low, high, broken, taken);
         return y;
     }
     if (penalty == ABSOLUTE) return median(t, pick(broken, splat(0), low), pick(broken, splat(0), high));
-    if (penalty == TRUNCATED && !t->alone) sort_tile(k->tile, t->w ? k->weights : NULL, t->n);
+    if (!t->alone) sort_tile(k->tile, t->w ? k->weights : NULL, t->n);
     for (int l = 0; l < (t->alone ? 1 : LANES); ++l) {
         if (broken[l]) continue;
-        int64_t n = penalty == WELSCH || t->alone ? t->widths[l] : t->n;
+        int64_t n = t->alone ? t->widths[l] : t->n;
         REAL *w = copy_lane(k, t, l, n);
-        if (penalty == TRUNCATED && t->alone) sort(k->own.row, w, n);
-        y[l] = penalty == WELSCH ? welsch_start(&k->own, t, w, n, t->c[l], low[l], high[l])
-                                 : truncated(k->own.row, w, n, t->c[l], k->own.prefix);
+        if (t->alone) sort(k->own.row, w, n);
+        y[l] = truncated(k->own.row, w, n, t->c[l], k->own.prefix);
     }
-    if (penalty == TRUNCATED) return y;
-    if (t->alone) y = splat(y[0]);
-    local_bracket(t, y, &low, &high);
-    solve(WELSCH, t, &y, low, high, broken, taken);
     return y;
 }
 
@@ -272,13 +297,13 @@ static void work(void *argument) {
     const Job *job = shared->job;
     Worker k = {.job = job, .x_offsets = shared->offsets, .w_offsets = shared->offsets + job->taps};
     int64_t room = job->taps + 2 * LANES, tile = LANES * LONG > room ? LANES * LONG : room;
-    int sorts = job->penalty >= WELSCH;
+    int sorts = job->penalty >= BARRON, searches = job->penalty == BARRON || job->penalty == WELSCH;
     k.tile = malloc((size_t)(2 * tile + sorts * 3 * room) * sizeof(REAL));
     double *prefix = malloc((size_t)(job->penalty == TRUNCATED ? 4 * (job->taps + 1) : 1) * sizeof(double));
     k.weights = k.tile + tile;
     if (sorts) k.own = (Scratch){.row = k.weights + tile, .weights = k.weights + tile + room, .prefix = prefix};
     k.own.position = k.own.weights + room;
-    k.own.failed = !k.tile || !prefix || (job->penalty == WELSCH && !reserve(&k.own, CELLS + 2));
+    k.own.failed = !k.tile || !prefix || (searches && !reserve(&k.own, CELLS + 2));
     for (int l = 0; l < LANES; ++l) k.unusable[l] = -(INT)!set_penalty(job, &k.one, 0, l, 1);
     if (!job->w && !job->lengths && job->row_dims <= 1 && shared->offsets[job->taps - 1] == job->taps - 1)
         k.apart = job->row_dims ? job->x_strides[0] : 0;

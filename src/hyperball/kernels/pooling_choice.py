@@ -14,7 +14,7 @@ from hyperball.kernels.reading import can_look, export_records
 from hyperball.rows import Value
 
 TRITON = ("quadratic", "huber", "pseudo_huber", "barron", "welsch", "absolute")  # those of triton/pooling_terms.py
-NATIVE_SHAPES = (1.0, 4.0)  # barron in C: convex, and far from the shapes at which its logarithm loses digits
+GREATEST_SHAPE = 4.0  # of barron in C: beyond, psi grows too fast for sums of it
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -36,7 +36,7 @@ def choose(value: Value, device: torch.device, dtype: torch.dtype) -> tuple[str,
     if device.type != "cpu":
         return "eager", f"the tensor is on {device.type}, and pooling.c runs on the CPU"
     if value.name == "barron" and not _native_shape(value.parameters["shape"]):
-        return "eager", "barron is solved in C only for shapes from 1 to 4, where it is convex"
+        return "eager", "barron is solved in C only for shapes up to 4"
     library = native.library(compute_dtype(dtype))
     return ("eager" if library.pool is None else "native"), library.reason
 
@@ -60,10 +60,9 @@ def _against_triton(value: Value, dtype: torch.dtype) -> str:
 
 
 def _native_shape(shape: Any) -> bool:
-    low, high = NATIVE_SHAPES
     if isinstance(shape, Tensor):
-        return can_look(shape) and bool(((shape >= low) & (shape <= high)).all())
-    return low <= shape <= high
+        return can_look(shape) and bool((shape <= GREATEST_SHAPE).all())
+    return bool(shape <= GREATEST_SHAPE)
 
 
 def solver_of(value: Value) -> str:

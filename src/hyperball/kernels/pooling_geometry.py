@@ -23,13 +23,17 @@ class Along:
     def tap_dims(self) -> int:
         return len(self.dims)
 
+    @property
+    def are_last(self) -> bool:
+        return self.dims[0] == -len(self.dims)
+
     def view(self, x: Tensor) -> Tensor:
         """[*rows, *taps]."""
-        return x.movedim(self.dims, tuple(range(-len(self.dims), 0)))
+        return x if self.are_last else x.movedim(self.dims, tuple(range(-len(self.dims), 0)))
 
     def scatter(self, taps: Tensor, shape: torch.Size) -> Tensor:
         """The adjoint of `view`."""
-        return taps.movedim(tuple(range(-len(self.dims), 0)), self.dims)
+        return taps if self.are_last else taps.movedim(tuple(range(-len(self.dims), 0)), self.dims)
 
     def present(self, x: Tensor, dtype: torch.dtype) -> Tensor | None:
         """1 where a tap is a sample, 0 where it is padding, broadcasting against the view; None if all are."""

@@ -3,19 +3,20 @@
 enum { CELLS = 480, REACH = 16, GAP = 24 };
 
 typedef struct { /* memory for one row and what is derived from it */
-    REAL *row, *weights, *position, *histogram, *density;
+    REAL *row, *weights, *position, *histogram, *density, *table;
     int64_t cells; /* for which histogram and density have room */
     double *prefix;
     int failed;
 } Scratch;
 
-/* Room for a histogram of so many cells and its density; whether there is. */
+/* Room for a histogram of so many cells, its density and a table of their distances; whether there is. */
 static int reserve(Scratch *m, int64_t cells) {
     if (cells <= m->cells) return 1;
     free(m->histogram);
     m->cells = 2 * cells;
-    m->histogram = malloc((size_t)(2 * m->cells + 8 * (REACH + LANES)) * sizeof(REAL));
+    m->histogram = malloc((size_t)(4 * m->cells + 12 * (REACH + LANES)) * sizeof(REAL));
     m->density = m->histogram + m->cells + 4 * (REACH + LANES);
+    m->table = m->density + m->cells + 4 * (REACH + LANES);
     if (!m->histogram) m->failed = 1, m->cells = 0;
     return !m->failed;
 }
@@ -152,17 +153,16 @@ static REAL cell_center(const Scratch *m, int64_t n, REAL cell, REAL c, REAL low
     return m->row[a] + (cell - m->position[a]) * c / 4;
 }
 
-static int64_t fill_histogram(Scratch *m, const REAL *w, int64_t n, REAL c, REAL low, REAL high, int *sorted) {
+static int64_t fill_histogram(Scratch *m, const REAL *w, int64_t n, REAL c, REAL low, REAL high, int sorted) {
     REAL inverse = 4 / c;
-    *sorted = !((high - low) * inverse <= CELLS);
-    if (*sorted) sort(m->row, (REAL *)w, n);
+    if (sorted) sort(m->row, (REAL *)w, n);
     for (int64_t i = 0; i < n; ++i) { /* a sample of weight 0 may lie outside the range */
-        REAL from = *sorted ? (i ? m->row[i - 1] : m->row[i]) : low, gap = (m->row[i] - from) * inverse;
-        REAL most = *sorted ? GAP : (high - low) * inverse;
+        REAL from = sorted ? (i ? m->row[i - 1] : m->row[i]) : low, gap = (m->row[i] - from) * inverse;
+        REAL most = sorted ? GAP : (high - low) * inverse;
         gap = gap < 0 ? 0 : gap < most ? gap : most;
-        m->position[i] = *sorted && i ? m->position[i - 1] + gap : gap;
+        m->position[i] = sorted && i ? m->position[i - 1] + gap : gap;
     }
-    int64_t cells = 2 + (int64_t)(*sorted ? m->position[n - 1] : (high - low) * inverse);
+    int64_t cells = 2 + (int64_t)(sorted ? m->position[n - 1] : (high - low) * inverse);
     if (!reserve(m, cells)) return 0;
     memset(m->histogram, 0, (size_t)(cells + 2 * REACH + LANES) * sizeof(REAL));
     for (int64_t i = 0; i < n; ++i) {
@@ -182,27 +182,38 @@ INLINE int is_start(const REAL *d, int64_t i, int64_t cells, REAL highest) {
     return (i + 3 < cells && d[i - 1] < flat && d[i + 3] >= flat) || (i >= 3 && d[i + 1] < flat && d[i - 3] >= flat);
 }
 
+/* The row of one lane of a tile by itself, x and w its own n samples and weights, the penalty that of the lane. */
+static Tile lane_alone(const Tile *like, int lane, REAL *x, const REAL *w, int64_t n) {
+    Tile row = *like;
+    row.alone = 1, row.x = x, row.w = w, row.n = (n + LANES - 1) / LANES, row.has_tail = !w && n % LANES != 0;
+    row.c = splat(like->c[lane]), row.over_c = splat(like->over_c[lane]), row.far = splat(like->far[lane]);
+    row.shape = splat(like->shape[lane]), row.power = splat(like->power[lane]);
+    for (int l = 0; l < LANES; ++l) row.tail[l] = l < n % LANES;
+    for (int64_t i = n; i < row.n * LANES; ++i) x[i] = x[0];
+    return row;
+}
+
 /* The peak of the exact sum of bells uphill from u, and its height. */
 static REAL climb(const Tile *row, REAL start, REAL *height) {
     vec u = splat(start);
-    Sums s, g;
+    Sums s;
     for (int j = 0; j <= 30; ++j) {
-        gains(WELSCH, row, u, &g);
-        slopes(WELSCH, row, u, &s);
-        vec step = s.g / pick(s.h > g.gain * (REAL)0.1, s.h, g.gain);
+        slopes_and_gains(WELSCH, row, u, &s);
+        vec step = s.g / pick(s.h > s.gain * (REAL)0.1, s.h, s.gain);
         if (j == 30 || !(fabs(step[0]) > 1e-3 * row->c[0])) break;
         u -= step;
     }
-    *height = g.gain[0];
+    *height = s.gain[0];
     return u[0];
 }
 
 /* A start in the basin of the global minimum: the highest peak of the smoothed histogram; others that come close to it
    are compared by their exact peaks. Uses, and may sort, the scratch row. A sample shared between two cells spreads by
    1/6 of a cell's square on average, by which the bell is narrower. */
-static REAL welsch_start(Scratch *m, const Tile *like, const REAL *w, int64_t n, REAL c, REAL low, REAL high) {
-    int sorted, rivals = 0;
-    int64_t cells = fill_histogram(m, w, n, c, low, high, &sorted);
+static REAL welsch_start(Scratch *m, const Tile *row, const REAL *w, int64_t n, REAL low, REAL high) {
+    REAL c = row->c[0];
+    int sorted = !((high - low) * (4 / c) <= CELLS), rivals = 0;
+    int64_t cells = fill_histogram(m, w, n, c, low, high, sorted);
     if (!cells) return low;
     REAL bell[2 * REACH + 1], highest = 0, best = low, top = -1;
     for (int j = -REACH; j <= REACH; ++j) bell[j + REACH] = (REAL)exp(-j * j / (2 * (16 - 1 / 6.0)));
@@ -217,30 +228,26 @@ static REAL welsch_start(Scratch *m, const Tile *like, const REAL *w, int64_t n,
     for (int64_t i = 0; i < cells; ++i)
         if (is_start(d, i, cells, highest)) ++rivals, best = cell_center(m, n, (REAL)i, c, low, sorted);
     if (rivals <= 1) return best;
-    Tile row = *like;
-    row.alone = 1, row.x = m->row, row.w = w, row.n = (n + LANES - 1) / LANES;
-    row.has_tail = !w && n % LANES != 0;
-    row.c = splat(c), row.over_c = splat(1 / c), row.far = splat(c * (REAL)1e4);
-    for (int l = 0; l < LANES; ++l) row.tail[l] = l < n % LANES;
-    for (int64_t i = n; i < row.n * LANES; ++i) m->row[i] = m->row[0];
     for (int64_t i = 0; i < cells; ++i) {
         if (!is_start(d, i, cells, highest)) continue;
-        REAL height, u = climb(&row, cell_center(m, n, (REAL)i, c, low, sorted), &height);
+        REAL height, u = climb(row, cell_center(m, n, (REAL)i, c, low, sorted), &height);
         if (height > top) top = height, best = u;
     }
     return best;
 }
 
-/* From u downhill to the first of u +- c/2, c, 2c, 4c beyond which the objective rises, else to the row's end. */
-static void local_bracket(const Tile *t, vec u, vec *low, vec *high) {
+/* From u downhill to the first of u +- c/2, c, 2c, 4c, ... beyond which the objective rises, else to the row's end. */
+static void local_bracket(int penalty, const Tile *t, vec u, vec *low, vec *high) {
     Sums s;
-    slopes(WELSCH, t, u, &s);
-    vec down = pick(s.g > 0, splat(-1), splat(1)), far = u + down * t->c * (REAL)0.5;
+    slopes(penalty, t, u, &s);
+    vec reach = vmax(t->c, 8 * EPS * vabs(u)); /* c may be below the spacing of numbers */
+    vec down = pick(s.g > 0, splat(-1), splat(1)), far = u + down * reach * (REAL)0.5;
     ivec crossed = s.g == 0;
-    for (int k = 0; k < 4 && !all(crossed); ++k) {
-        slopes(WELSCH, t, far, &s);
+    int rounds = penalty == BARRON ? 12 : 4; /* near shape 1 a minimum may lie far from its sample */
+    for (int k = 0; k < rounds && !all(crossed); ++k) {
+        slopes(penalty, t, far, &s);
         crossed |= s.g * down >= 0;
-        far = pick(crossed, far, u + down * t->c * (REAL)(1 << k));
+        far = pick(crossed, far, u + down * reach * (REAL)(1 << k));
     }
     far = pick(crossed, far, pick(down < 0, *low, *high));
     *low = vmin(u, far), *high = vmax(u, far);

@@ -3,7 +3,7 @@
 #include "lanes.h"
 
 enum { HUBER, PSEUDO_HUBER, BARRON, WELSCH, TRUNCATED, ABSOLUTE, LONE_HUBER };
-enum { CHUNK = 256 };
+enum { CHUNK = 256, LEVELS = LANES == 16 ? 4 : LANES == 8 ? 3 : LANES == 4 ? 2 : 1 }; /* LEVELS: of a transposition */
 
 typedef struct { /* a row a lane, or one row alone; n is in vectors, and the last one counts where `tail` is 1 */
     const REAL *x, *w;
@@ -15,6 +15,53 @@ typedef struct { /* a row a lane, or one row alone; n is in vectors, and the las
     int64_t apart;     /* so far from each other, */
     const REAL *ahead; /* and what will be solved after them, or NULL */
 } Tile;
+
+/* The lanes of two vectors that go to the first, and to the second, in level k of a transposition. */
+INLINE void exchange(int k, ivec *low, ivec *high) {
+    for (int l = 0, s = 1 << k; l < LANES; ++l)
+        (*low)[l] = l & s ? LANES + l - s : l, (*high)[l] = l & s ? LANES + l : l + s;
+}
+
+/* [r][l] to [l][r] of as many vectors as lanes. */
+INLINE void transpose(vec *v) {
+#ifdef __clang__
+    for (int r = 0; r < LANES; ++r)
+        for (int l = 0; l < r; ++l) {
+            REAL kept = v[r][l];
+            v[r][l] = v[l][r], v[l][r] = kept;
+        }
+#else
+#pragma GCC unroll 4
+    for (int k = 0; k < LEVELS; ++k) {
+        ivec low, high;
+        exchange(k, &low, &high);
+#pragma GCC unroll 16
+        for (int r = 0; r < LANES; ++r)
+            if (!(r >> k & 1)) {
+                vec a = v[r], b = v[r + (1 << k)];
+                v[r] = __builtin_shuffle(a, b, low), v[r + (1 << k)] = __builtin_shuffle(a, b, high);
+            }
+    }
+#endif
+}
+
+/* The sum over the lanes of vector r in lane r, pair by pair, for as many vectors as lanes; `v` is lost. */
+INLINE vec sums_of_all(vec *v) {
+#ifdef __clang__
+    for (int r = 0; r < LANES; ++r) v[r][0] = (REAL)sum(v[r]);
+    for (int r = 1; r < LANES; ++r) v[0][r] = v[r][0];
+#else
+#pragma GCC unroll 4
+    for (int k = 0; k < LEVELS; ++k) {
+        ivec low, high;
+        exchange(k, &low, &high);
+#pragma GCC unroll 16
+        for (int r = 0; r < LANES; r += 2 << k)
+            v[r] = __builtin_shuffle(v[r], v[r + (1 << k)], low) + __builtin_shuffle(v[r], v[r + (1 << k)], high);
+    }
+#endif
+    return v[0];
+}
 
 /* Each row's weights times the power of two that brings the greatest near 1: only their ratios count, and products
    with samples that are as small must not vanish. */
@@ -32,6 +79,15 @@ static void level(REAL *w, int64_t n, int alone) {
     for (int64_t i = 0; i < n; ++i) *(vec *)(w + i * LANES) *= factor;
 }
 
+/* log(1 + u^2) and u^2/(1 + u^2), also where u^2 is too large for a number, or 1 + u^2 is 1. */
+INLINE vec log_one_plus_square(vec u, vec *share) {
+    vec length = vmin(vabs(u), splat(BARRON_FAR)), square = u * u, w = square + 1, over = 1 / w;
+    ivec away = length > FAR;
+    vec log = vlog(pick(away, length, w)), lost = (square - (w - 1)) * over; /* what adding 1 took from it */
+    *share = pick(away, splat(1), square * over);
+    return pick(away, log + log, log + lost);
+}
+
 /* psi, psi' and the gain s = psi/z of a penalty. */
 INLINE void influence(int penalty, int fine, const Tile *t, vec z, vec *psi, vec *curvature, vec *gain) {
     if (penalty == HUBER || penalty == LONE_HUBER) {
@@ -42,12 +98,10 @@ INLINE void influence(int penalty, int fine, const Tile *t, vec z, vec *psi, vec
     }
     if (t->wide || penalty != PSEUDO_HUBER) z = vmin(t->far, vmax(-t->far, z));
     vec u = z * t->over_c, square = u * u;
-    if (penalty == BARRON) { /* 1 + u^2 may be too large for a number, but its logarithm is not */
-        vec length = vmin(vabs(u), splat(BARRON_FAR));
-        ivec away = length > FAR;
-        vec log = vlog(pick(away, length, square + 1)) * pick(away, splat(2), splat(1));
+    if (penalty == BARRON) {
+        vec share, log = log_one_plus_square(u, &share);
         *gain = vexp(log * t->power);
-        *curvature = *gain * (1 + (t->shape - 2) * pick(away, splat(1), square / (square + 1)));
+        *curvature = *gain * (1 + (t->shape - 2) * share);
     }
     if (penalty == PSEUDO_HUBER) {
         *gain = rsqrt(square + 1, fine);

@@ -17,7 +17,8 @@ from hyperball.kernels import native
 
 PENALTIES = ("huber", "pseudo_huber", "barron", "welsch", "truncated_quadratic", "absolute")  # as numbered in C
 HEADERS = (
-    "lanes.h", "pooling_lanes.h", "pooling_newton.h", "pooling_plain.h", "pooling_global.h", "pooling_reading.h",
+    "lanes.h", "pooling_lanes.h", "pooling_newton.h", "pooling_plain.h", "pooling_global.h", "pooling_barron.h",
+    "pooling_reading.h",
 )  # fmt: skip
 SOURCES = {
     torch.float32: native.source("pooling.c", *HEADERS, functions=("pool",)),
@@ -148,6 +149,39 @@ def _run(
         raise MemoryError("robust pooling ran out of memory")
 
 
+@functools.lru_cache(maxsize=256)
+def _contiguous_job(sizes: torch.Size, split: int, penalty: str, c: float, shape: float, dtype: torch.dtype) -> Job:
+    """The job of contiguous rows without weights under one penalty, but for addresses of tensors and threads."""
+    numbers = (ctypes.c_double if dtype == torch.float64 else ctypes.c_float) * 2
+    parameters, dims = numbers(c, shape), (sizes[:split].numel(), sizes[split:].numel())
+    job = Job(
+        c=ctypes.addressof(parameters),
+        shape=ctypes.addressof(parameters) + ctypes.sizeof(numbers) // 2,
+        rows=dims[0],
+        taps=dims[1],
+        row_dims=1,
+        tap_dims=1,
+        sizes=_numbers(dims),
+        x_strides=_numbers((dims[1], 1)),
+        w_strides=_numbers(()),
+        penalty=PENALTIES.index(penalty),
+        parallel=native.thread_pool(),
+    )
+    job.parameters = parameters  # their memory lives as long as the job
+    return job
+
+
+def _run_contiguous(x: Tensor, penalty: str, c: float, shape: float, split: int, y: Tensor, steps: Tensor) -> None:
+    """`_run` for contiguous rows without weights under one penalty: a copy of a job that is kept, with addresses."""
+    function = library(x.dtype).pool
+    assert function is not None
+    kept = _contiguous_job(x.shape, split, penalty, c, shape, x.dtype)  # which owns what the copy points to
+    job = Job.from_buffer_copy(kept)
+    job.x, job.y, job.steps, job.threads = x.data_ptr(), y.data_ptr(), steps.data_ptr(), torch.get_num_threads()
+    if function(ctypes.byref(job)):
+        raise MemoryError("robust pooling ran out of memory")
+
+
 def pool(
     x: Tensor,
     weights: Tensor | None,
@@ -164,8 +198,13 @@ def pool(
     Ragged rows: x is the first sample's memory with one tap dimension as long as the longest row, whose stride is the
     step from sample to sample; `bases` says where each row begins and `lengths` how long it is.
     """
-    y = x.new_empty(x.shape[: x.dim() - tap_dims] if bases is None else bases.shape)
+    split = x.dim() - tap_dims
+    y = x.new_empty(x.shape[:split] if bases is None else bases.shape)
     steps = torch.empty(y.shape, dtype=torch.int32, device=x.device)
+    plain = weights is None and bases is None and not isinstance(c, Tensor) and not isinstance(shape, Tensor)
+    if plain and x.is_contiguous() and not x.is_neg() and y.numel():
+        _run_contiguous(x, penalty, c, shape, split, y, steps)  # type: ignore[arg-type]
+        return y, steps
     _run(x, weights, penalty, c, shape, tap_dims, y, bases, lengths, steps=steps)
     return y, steps
 

@@ -82,8 +82,8 @@ static void middle_of_flat(const Tile *t, vec *y, int lane) {
 
 INLINE vec middle(vec a, vec b, vec c) { return vmax(vmin(a, b), vmin(vmax(a, b), c)); }
 
-/* The median of nine evenly spaced samples of each lane, and for a row alone the ninther of nine of these. */
-static vec robust_start(const Tile *t) {
+/* The median of nine evenly spaced samples of each lane. */
+INLINE vec lane_medians(const Tile *t) {
     vec v[9];
     REAL own[9 * LANES]; /* of ragged rows */
     int64_t whole = t->n - t->has_tail;
@@ -98,10 +98,20 @@ static vec robust_start(const Tile *t) {
     order(v + 6, v + 7), order(v + 1, v + 2), order(v + 4, v + 5), order(v + 7, v + 8), order(v, v + 3);
     order(v + 5, v + 8), order(v + 4, v + 7), order(v + 3, v + 6), order(v + 1, v + 4), order(v + 2, v + 5);
     order(v + 4, v + 7), order(v + 4, v + 2), order(v + 6, v + 4), order(v + 4, v + 2);
-    if (!t->alone) return v[4];
-    vec a[9]; /* vectors all along: these comparisons cannot be predicted */
-    for (int j = 0; j < 9; ++j) a[j] = splat(v[4][j * LANES / 9]);
+    return v[4];
+}
+
+/* The median of three medians of three of nine vectors. */
+INLINE vec ninther(const vec *a) {
     return middle(middle(a[0], a[1], a[2]), middle(a[3], a[4], a[5]), middle(a[6], a[7], a[8]));
+}
+
+/* The median of nine samples of each lane, and for a row alone the ninther of nine of these. */
+static vec robust_start(const Tile *t) {
+    vec found = lane_medians(t), a[9]; /* vectors all along: these comparisons cannot be predicted */
+    if (!t->alone) return found;
+    for (int j = 0; j < 9; ++j) a[j] = splat(found[j * LANES / 9]);
+    return ninther(a);
 }
 
 static void solve_convex(int penalty, const Tile *t, vec *y, vec low, vec high, ivec done, ivec *taken) {

@@ -55,8 +55,7 @@ INLINE void merge(Plain *total, const Plain *part, int ways) {
 /* Several sums at a time, so that one addition need not wait for the other, each of few numbers. */
 INLINE Plain plain_run(int kind, const Tile *t, vec y, int64_t i, int64_t end, int64_t stride) {
     enum { MOST = 4 };
-    int ways = kind == ROUGH || kind == FINE ? 2 : MOST;
-    int depth = kind == ROUGH ? 4 * DEPTH : kind == FINE ? 2 * DEPTH : DEPTH;
+    int rooted = kind == ROUGH || kind == FINE, ways = rooted ? 2 : MOST, depth = rooted ? 4 * DEPTH : DEPTH;
     Plain total = {0};
     vec one = hidden_one();
     while (i < end) {
@@ -72,7 +71,7 @@ INLINE Plain plain_run(int kind, const Tile *t, vec y, int64_t i, int64_t end, i
     return total;
 }
 
-/* One row alone, its samples dealt out to the lanes: its sums are in lane 0. */
+/* One long row alone, its samples dealt out to the lanes: its sums are in lane 0, and 0 in the others. */
 INLINE Plain alone_sums(int kind, const Tile *t, vec y, int64_t stride) {
     double g = 0, h = 0, size = 0, bend = 0, error = 0;
     for (int64_t from = 0; from < t->n; from += CHUNK * stride) {
@@ -82,29 +81,36 @@ INLINE Plain alone_sums(int kind, const Tile *t, vec y, int64_t stride) {
         h += kind == ONE_HUBER && COUNTS_MASKS ? (double)p.inside : sum(p.h);
         if (kind == FINE) size += sum(p.size), bend += sum(p.bend), error += sum(p.error);
     }
-    return (Plain){.g = splat((REAL)g), .h = splat((REAL)h), .size = splat((REAL)size), .bend = splat((REAL)bend),
-                   .error = splat((REAL)error)};
+    return (Plain){.g = {(REAL)g}, .h = {(REAL)h}, .size = {(REAL)size}, .bend = {(REAL)bend}, .error = {(REAL)error},
+                   .inside = (int64_t)h};
 }
 
-/* Rows that are each alone, one after the other, so that one's sums over lanes are taken while the next is read; the
-   sums of row r are in lane r. */
+/* Rows that are each alone, one after the other; the sums of row r are in lane r. Those over the lanes are taken of all
+   rows at once, in the same order wherever a row stands, or of each by itself where it is long. */
 INLINE Plain sums_together(int kind, Tile *t, vec y, ivec done, int64_t stride) {
     const REAL *first = t->x;
-    REAL at[LANES], part[5][LANES];
+    int lone = t->n > CHUNK * stride;
+    REAL at[LANES], inside[LANES];
     INT skip[LANES];
-    *(vec *)at = y, *(ivec *)skip = done;
-    for (int k = 0; k < 5; ++k) *(vec *)part[k] = splat(1);
-    for (int r = 0; r < t->together; ++r, t->x += t->apart) {
-        if (skip[r]) continue;
-        for (int64_t i = 0; t->ahead && stride == 1 && i < t->n * LANES; i += LANES) /* while these are solved */
-            __builtin_prefetch(t->ahead + r * t->apart + i);
-        Plain p = alone_sums(kind, t, splat(at[r]), stride);
-        part[0][r] = p.g[0], part[1][r] = p.h[0];
-        if (kind == FINE) part[2][r] = p.size[0], part[3][r] = p.bend[0], part[4][r] = p.error[0];
+    vec part[5][LANES];
+    *(vec *)at = y, *(ivec *)skip = done, *(vec *)inside = splat(1);
+    for (int r = 0; r < LANES; ++r, t->x += t->apart) {
+        Plain p = {0};
+        if (r < t->together && !skip[r]) {
+            for (int64_t i = 0; t->ahead && stride == 1 && i < t->n * LANES; i += LANES) /* while these are solved */
+                __builtin_prefetch(t->ahead + r * t->apart + i, 0, 2);
+            p = lone ? alone_sums(kind, t, splat(at[r]), stride) : plain_run(kind, t, splat(at[r]), 0, t->n, stride);
+        }
+        inside[r] = (REAL)p.inside, part[1][r] = p.h;
+        part[0][r] = kind == FINE || kind == ROUGH ? p.g + (p.rest + p.off * (REAL)0.5) : p.g + p.rest;
+        if (kind == FINE) part[2][r] = p.size, part[3][r] = p.bend, part[4][r] = p.error;
     }
     t->x = first, t->ahead = stride == 1 ? NULL : t->ahead;
-    return (Plain){.g = *(vec *)part[0], .h = *(vec *)part[1], .size = *(vec *)part[2], .bend = *(vec *)part[3],
-                   .error = *(vec *)part[4]};
+    Plain all = {.g = sums_of_all(part[0])};
+    all.h = kind == ONE_HUBER && COUNTS_MASKS ? *(vec *)inside : sums_of_all(part[1]);
+    if (kind == FINE) all.size = sums_of_all(part[2]), all.bend = sums_of_all(part[3]);
+    if (kind == FINE) all.error = sums_of_all(part[4]);
+    return all;
 }
 
 static __attribute__((noinline)) void evaluate(int huber, int fine, Tile *t, vec y, ivec done, int64_t stride,
@@ -151,10 +157,12 @@ INLINE vec plain_start(Tile *t) {
         return middle_of_five(v[0][0], v[1][0], v[2][0], v[3][0], v[4][0]);
     }
     const REAL *first = t->x;
-    REAL y[LANES] = {0};
-    for (int r = 0; r < t->together; ++r, t->x += t->apart) y[r] = robust_start(t)[0];
+    vec v[LANES], a[9];
+    for (int r = 0; r < LANES; ++r, t->x += t->apart) v[r] = r < t->together ? lane_medians(t) : splat(0);
     t->x = first;
-    return *(vec *)y;
+    transpose(v);
+    for (int j = 0; j < 9; ++j) a[j] = v[j * LANES / 9];
+    return ninther(a);
 }
 
 static void plain_flats(Tile *t, vec *y, vec h, ivec solved) {

@@ -1,7 +1,5 @@
 /* The job, what a thread works in, and how rows are read into tiles, measured and bounded. */
 
-enum { LEVELS = LANES == 16 ? 4 : LANES == 8 ? 3 : LANES == 4 ? 2 : 1 }; /* of a transposition */
-
 typedef struct {
     const REAL *x, *w, *c, *shape; /* w may be NULL; c and shape advance by their step a row */
     int64_t c_step, shape_step, rows, taps;
@@ -56,27 +54,14 @@ static void read_row(const Worker *k, int64_t r, REAL *x, REAL *w, int64_t step,
 /* A tile of rows that are contiguous and `apart` from each other: [lane][i] to [i][lane]. */
 static void read_block(const REAL *from, int64_t apart, REAL *tile, int64_t n) {
     int64_t i = 0;
-#ifndef __clang__
-    ivec low[LEVELS], high[LEVELS];
-    for (int k = 0; k < LEVELS; ++k)
-        for (int l = 0, s = 1 << k; l < LANES; ++l)
-            low[k][l] = l & s ? LANES + l - s : l, high[k][l] = l & s ? LANES + l : l + s;
     for (; i + LANES <= n; i += LANES) {
         vec v[LANES];
 #pragma GCC unroll 16
         for (int l = 0; l < LANES; ++l) v[l] = *(const vec *)(from + l * apart + i);
-#pragma GCC unroll 4
-        for (int k = 0; k < LEVELS; ++k)
-#pragma GCC unroll 16
-            for (int l = 0; l < LANES; ++l)
-                if (!(l >> k & 1)) {
-                    vec a = v[l], b = v[l + (1 << k)];
-                    v[l] = __builtin_shuffle(a, b, low[k]), v[l + (1 << k)] = __builtin_shuffle(a, b, high[k]);
-                }
+        transpose(v);
 #pragma GCC unroll 16
         for (int l = 0; l < LANES; ++l) *(vec *)(tile + (i + l) * LANES) = v[l];
     }
-#endif
     for (; i < n; ++i)
         for (int l = 0; l < LANES; ++l) tile[i * LANES + l] = from[l * apart + i];
 }
