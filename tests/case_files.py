@@ -1,4 +1,4 @@
-"""Runs a file of kernel cases in a process of its own, since Triton reads TRITON_INTERPRET when it is imported."""
+"""Processes of their own for what depends on Triton: it reads TRITON_INTERPRET when it is imported, if it ever is."""
 
 import os
 import subprocess
@@ -10,11 +10,24 @@ import pytest
 from packaging.version import Version
 
 
-def run(path: Path, interpret: str, *options: str) -> "subprocess.CompletedProcess[str]":
+def run_python(*arguments: str, **settings: str) -> "subprocess.CompletedProcess[str]":
+    """Python with the modules of this process, and with such environment variables."""
     search = os.pathsep.join(folder for folder in sys.path if folder)
-    environment = {**os.environ, "PYTHONPATH": search, "TRITON_INTERPRET": interpret}
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "--show-capture=no", "-p", "no:cacheprovider"]
-    return subprocess.run([*command, *options, str(path)], capture_output=True, text=True, env=environment, check=False)
+    environment = {**os.environ, "PYTHONPATH": search, **settings}
+    command = [sys.executable, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+
+
+def run(path: Path, interpret: str, *options: str) -> "subprocess.CompletedProcess[str]":
+    pytest_alone = ("-m", "pytest", "-q", "--tb=short", "--show-capture=no", "-p", "no:cacheprovider")
+    return run_python(*pytest_alone, *options, str(path), TRITON_INTERPRET=interpret)
+
+
+def check_without_triton(code: str) -> None:
+    """Running the code, after torch and hyperball as hb, imports no Triton."""
+    end = "assert not any(name.split('.')[0] == 'triton' for name in sys.modules)"
+    done = run_python("-c", f"import sys, torch, hyperball as hb; {code}; {end}")
+    assert done.returncode == 0, done.stderr
 
 
 def check_in_the_interpreter(path: Path) -> None:

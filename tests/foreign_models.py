@@ -1,4 +1,4 @@
-"""Small models of torchvision and timm, each made when it is asked for."""
+"""Small models of torchvision, of timm and of torch's own modules, each made when it is asked for."""
 
 import pytest
 from torch import nn
@@ -25,3 +25,22 @@ FAMILIES = {
     "timm resnet": of_timm("resnet10t"),
     "timm seresnet": of_timm("seresnet18"),
 }
+
+
+def torchvision_units():
+    blocks = pytest.importorskip("torchvision.models.resnet")
+    shortcut = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8))
+    units = [blocks.BasicBlock(3, 8, downsample=shortcut), blocks.Bottleneck(8, 2)]
+    return nn.Sequential(*units, nn.Flatten(), nn.Linear(128, 5))
+
+
+def timm_units():
+    blocks = pytest.importorskip("timm.models.resnet")
+    units = [blocks.Bottleneck(16, 4), blocks.BasicBlock(16, 16)]
+    first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
+    return nn.Sequential(first, *units, nn.Flatten(), nn.Linear(256, 5))
+
+
+def sequence():
+    parts = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False)]
+    return nn.Sequential(*parts, nn.BatchNorm2d(8), nn.ReLU6(), nn.Flatten(), nn.Linear(32, 5))

@@ -10,6 +10,7 @@ import pickle
 import numpy as np
 import pytest
 import torch
+from foreign_models import sequence, timm_units, torchvision_units
 from frozen_models import scrambled
 from torch import nn
 
@@ -139,24 +140,6 @@ def blocks():
 
 def converted(make, **options):
     return hb.convert_model(make(), magnitude="tanh", **options)[0]
-
-
-def torchvision_units():
-    parts = pytest.importorskip("torchvision.models.resnet")
-    shortcut = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8))
-    units = [parts.BasicBlock(3, 8, downsample=shortcut), parts.Bottleneck(8, 2)]
-    return nn.Sequential(*units, nn.Flatten(), nn.Linear(128, 5))
-
-
-def timm_units():
-    parts = pytest.importorskip("timm.models.resnet")
-    first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
-    return nn.Sequential(first, parts.Bottleneck(16, 4), parts.BasicBlock(16, 16), nn.Flatten(), nn.Linear(256, 5))
-
-
-def sequence():
-    parts = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False)]
-    return nn.Sequential(*parts, nn.BatchNorm2d(8), nn.ReLU6(), nn.Flatten(), nn.Linear(32, 5))
 
 
 NETWORKS = {

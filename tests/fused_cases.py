@@ -8,6 +8,7 @@ import os
 
 import pytest
 import torch
+from foreign_models import sequence, timm_units, torchvision_units
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -271,25 +272,6 @@ def test_an_exported_network_holds_torchs_operators_alone(calls):
     program = hb.convert.export_program(NETWORKS["residual"][0]().to(DEVICE), images(), dynamic_batch=False)
     assert not calls
     assert "hyperball" not in str(program.graph)
-
-
-def torchvision_units():
-    blocks = pytest.importorskip("torchvision.models.resnet")
-    shortcut = nn.Sequential(nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8))
-    units = [blocks.BasicBlock(3, 8, downsample=shortcut), blocks.Bottleneck(8, 2)]
-    return nn.Sequential(*units, nn.Flatten(), nn.Linear(128, 5))
-
-
-def timm_units():
-    blocks = pytest.importorskip("timm.models.resnet")
-    units = [blocks.Bottleneck(16, 4), blocks.BasicBlock(16, 16)]
-    first = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.BatchNorm2d(16), nn.ReLU(inplace=True))
-    return nn.Sequential(first, *units, nn.Flatten(), nn.Linear(256, 5))
-
-
-def sequence():
-    parts = [nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, bias=False)]
-    return nn.Sequential(*parts, nn.BatchNorm2d(8), nn.ReLU6(), nn.Flatten(), nn.Linear(32, 5))
 
 
 @pytest.mark.parametrize("make, blocks, carried", [(torchvision_units, 5, 4), (timm_units, 6, 5), (sequence, 2, 1)])

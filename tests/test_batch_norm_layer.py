@@ -213,7 +213,7 @@ def test_exported_evaluation_equals_eager() -> None:
 
 
 ONE_RANK = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 from hyperball.nn.batch_norm import RobustBatchNorm1d
 from hyperball.training.distributed import synchronize
 rank, folder, penalty = int(sys.argv[1]), sys.argv[2], sys.argv[3]
@@ -229,23 +229,26 @@ y = layer(x)
 grads = {name: parameter.grad for name, parameter in layer.named_parameters()}
 torch.save({"y": y.detach(), "x": x.grad, "grads": grads, "state": layer.state_dict()}, f"{folder}/{rank}.pt")
 dist.barrier()
-dist.destroy_process_group()
+os._exit(0)  # gloo's threads may still drop a tensor, which aborts an interpreter that is shutting down
 """
 
 
-def run_two_ranks(folder: Path, penalty: str) -> list[dict]:
+def run_ranks(code: str, world: int, *arguments: str) -> list[str]:
+    """What each of so many processes prints, whose first argument is its rank."""
     environment = {**os.environ, "PYTHONPATH": str(Path(hyperball.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", ONE_RANK]
     ranks = [
         subprocess.Popen(
-            [*command, str(rank), str(folder), penalty], env=environment, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-c", code, str(rank), *arguments],
+            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )
-        for rank in range(2)
-    ]
+        for rank in range(world)
+    ]  # fmt: skip
+    texts = []
     for process in ranks:
-        _, errors = process.communicate(timeout=120)
+        text, errors = process.communicate(timeout=600)
         assert process.returncode == 0, errors
-    return [torch.load(folder / f"{rank}.pt") for rank in range(2)]
+        texts.append(text)
+    return texts
 
 
 @pytest.mark.parametrize(
@@ -255,7 +258,8 @@ def test_two_processes_agree_with_one_over_the_joint_batch(penalty: str, tmp_pat
     x = with_outliers(75, 0.15, channels=3).double()
     upstream = torch.randn(75, 3, dtype=torch.float64)
     torch.save({"x": x, "upstream": upstream}, tmp_path / "given.pt")
-    first, second = run_two_ranks(tmp_path, penalty)
+    run_ranks(ONE_RANK, 2, str(tmp_path), penalty)
+    first, second = (torch.load(tmp_path / f"{rank}.pt") for rank in range(2))
     layer = RobustBatchNorm1d(3, penalty=penalty, dtype=torch.float64)
     leaf = x.clone().requires_grad_()
     y = layer(leaf)
@@ -270,7 +274,7 @@ def test_two_processes_agree_with_one_over_the_joint_batch(penalty: str, tmp_pat
 
 
 TRAINING = """
-import sys, torch, torch.distributed as dist
+import os, sys, torch, torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from hyperball.nn.batch_norm import RobustBatchNorm2d
@@ -295,26 +299,15 @@ for step in range(20):
     optimizer.step()
     losses.append(shared[0].item())
 if rank == 0:
-    print(*losses)
+    print(*losses, flush=True)
+if world > 1:
+    dist.barrier()
+    os._exit(0)  # as above
 """
 
 
 def training_losses(world: int, folder: Path) -> list[float]:
-    environment = {**os.environ, "PYTHONPATH": str(Path(hyperball.__file__).parents[1]), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", TRAINING]
-    ranks = [
-        subprocess.Popen(
-            [*command, str(rank), str(world), str(folder)],
-            env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(world)
-    ]  # fmt: skip
-    texts = []
-    for process in ranks:
-        text, errors = process.communicate(timeout=120)
-        assert process.returncode == 0, errors
-        texts.append(text)
-    return [float(word) for word in texts[0].split()]
+    return [float(word) for word in run_ranks(TRAINING, world, str(world), str(folder))[0].split()]
 
 
 def test_training_in_two_processes_has_the_losses_of_one(tmp_path: Path) -> None:

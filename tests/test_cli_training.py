@@ -288,7 +288,7 @@ def test_a_terminal_gets_a_bar_and_a_pipe_gets_plain_lines(tmp_path):
 
 @pytest.mark.slow
 def test_ctrl_c_saves_says_how_to_go_on_and_the_run_ends_as_if_nothing_had_been(tmp_path):
-    recipe = ["--data.train_size=1000", "--epochs=4", "--batch_size=20", "--deterministic=true", "--log.every=5"]
+    recipe = ["--data.train_size=1000", "--epochs=12", "--batch_size=20", "--deterministic=true", "--log.every=5"]
     command = [sys.executable, "-m", "hyperball", "train", *recipe, "--accelerator=cpu"]
     process = subprocess.Popen(
         [*command, "--out", "stopped"],

@@ -3,13 +3,12 @@
 import copy
 import io
 import pickle
-import tempfile
 
 import pytest
 import reference
 import torch
-import torch.multiprocessing
 from conftest import tolerance
+from process_pairs import run_in_two
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -282,18 +281,15 @@ def test_normalized_linear_ignores_the_length_of_its_weight():
     assert (before.abs() <= x.norm(dim=1, keepdim=True) + 1e-6).all()
 
 
-def _train_on_rank(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def _train_on_rank(rank, folder):
     torch.manual_seed(0)
     layer = hb.nn.DecoupledLinear(4, 3)
     layer(torch.full((8, 4), float(rank + 1)))
-    torch.save(layer.magnitude.running_length, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    torch.save(layer.magnitude.running_length, folder / f"{rank}.pt")
 
 
-def test_the_running_mean_is_averaged_over_ranks():
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_train_on_rank, (folder,), nprocs=2)
-        means = [torch.load(f"{folder}/{rank}.pt", weights_only=True) for rank in (0, 1)]
+def test_the_running_mean_is_averaged_over_ranks(tmp_path):
+    run_in_two(_train_on_rank, tmp_path)
+    means = [torch.load(tmp_path / f"{rank}.pt", weights_only=True) for rank in (0, 1)]
     torch.testing.assert_close(means[0], torch.tensor(3.0), rtol=1e-4, atol=0)
     torch.testing.assert_close(means[0], means[1], rtol=0, atol=0)

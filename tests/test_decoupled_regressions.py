@@ -1,10 +1,8 @@
 """Cases that once went wrong, each as the rule it broke."""
 
-import tempfile
-
 import pytest
 import torch
-import torch.multiprocessing
+from process_pairs import run_in_two
 from torch import nn
 
 import hyperball as hb
@@ -24,20 +22,17 @@ def test_fixed_tensor_slopes_are_kept(kind):
     torch.testing.assert_close(layer(x), F.decoupled_linear(x, layer.weight, **fixed))
 
 
-def _one_rank_is_empty(rank: int, folder: str) -> None:
-    torch.distributed.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+def _one_rank_is_empty(rank, folder):
     layer = hb.nn.DecoupledLinear(4, 3)
     layer(torch.ones(8 if rank == 0 else 0, 4))
-    torch.save(layer.magnitude.running_length, f"{folder}/{rank}.pt")
-    torch.distributed.destroy_process_group()
+    torch.save(layer.magnitude.running_length, folder / f"{rank}.pt")
 
 
-def test_an_empty_batch_on_one_rank_does_not_stop_the_others():
-    with tempfile.TemporaryDirectory() as folder:
-        torch.multiprocessing.spawn(_one_rank_is_empty, (folder,), nprocs=2)
-        for rank in (0, 1):
-            mean = torch.load(f"{folder}/{rank}.pt", weights_only=True)
-            torch.testing.assert_close(mean, torch.tensor(2.0), rtol=1e-4, atol=0)
+def test_an_empty_batch_on_one_rank_does_not_stop_the_others(tmp_path):
+    run_in_two(_one_rank_is_empty, tmp_path)
+    for rank in (0, 1):
+        mean = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        torch.testing.assert_close(mean, torch.tensor(2.0), rtol=1e-4, atol=0)
 
 
 def test_reset_parameters_brings_back_the_start_after_to_empty():

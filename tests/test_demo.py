@@ -13,7 +13,7 @@ pytest.importorskip("lightning_fabric")
 
 def without_times(text):
     """A page or a print without what depends on the machine's speed."""
-    return re.sub(r"\d+ s\b|\d+\.\d+(?=\n|</span></td>\s*</tr>)", "", text)
+    return re.sub(r"\d+ s\b| *\d+\.\d+(?=\n|</span></td>\s*</tr>)", "", text)
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +54,7 @@ def test_the_demo_gives_the_same_numbers_every_time(demo):
 @pytest.mark.slow
 def test_the_page_has_curves_of_every_network_and_learned_radii(demo):
     page = demo[1][0]
-    assert page.count("<svg") == 8
+    assert page.count('class="plot"') == 8
     assert all(cell.name in page for cell in CELLS)
     assert "Learned radii" in page
 

@@ -272,10 +272,10 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
 def test_a_thousand_records_make_a_small_page_in_little_time(tmp_path):
     rows = tuple(f"operator {index}" for index in range(100))
     make_table(tmp_path / "big", rows=rows, columns=("a", "b"), seeds=5, epochs=20)
-    began = time.perf_counter()
+    began = time.process_time()
     text = page_of(tmp_path)
     assert len(text.encode()) < 5e6
-    assert time.perf_counter() - began < 20
+    assert time.process_time() - began < 20
     assert "operator 99" in text
 
 

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
+from hyperball.convert.running import call, evaluating
 from hyperball.functional.decoupled import batched
 from hyperball.functional.windows import transposed_window
 from hyperball.kernels import decoupled as kernel
@@ -252,7 +253,7 @@ def diagnose(model: nn.Module, batch: Any) -> Diagnosis:
             + ("; it is frozen: diagnose the model it was made from" if frozen else "")
         )
     records = {name: Record() for name in layers}
-    with torch.inference_mode(False), torch.no_grad(), undisturbed(model):
+    with torch.inference_mode(False), evaluating(model), eager():
         handles = [layer.register_forward_hook(records[name].hear, with_kwargs=True) for name, layer in layers.items()]
         try:
             call(model, batch)
@@ -262,29 +263,10 @@ def diagnose(model: nn.Module, batch: Any) -> Diagnosis:
         return Diagnosis(tuple(summary(name, layer, records[name]) for name, layer in layers.items()))
 
 
-def call(model: nn.Module, batch: Any) -> None:
-    if isinstance(batch, Mapping):
-        model(**batch)
-    else:
-        model(*(batch if isinstance(batch, tuple) else (batch,)))
-
-
-@contextlib.contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, eager, with random generators and every module's mode put back at the end."""
-    modes = {part: part.training for part in model.modules()}
-    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
-    # Code that was compiled before would not call the hooks.
+def eager() -> contextlib.AbstractContextManager[Any]:
+    """Without compiled code, which would not call the hooks."""
     compiled = "torch._dynamo" in sys.modules
-    eager = torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
-    with torch.random.fork_rng(devices=list(devices)), eager:
-        for part in modes:
-            part.training = False
-        try:
-            yield
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
+    return torch.compiler.set_stance("force_eager") if compiled else contextlib.nullcontext()
 
 
 def summary(name: str, layer: Decoupled, record: Record) -> LayerDiagnosis:

@@ -7,11 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-from hyperball.convert.running import call
+from hyperball.convert.running import call, modes_kept
 from hyperball.nn.learned import LearnedValue
 
 
@@ -96,21 +95,15 @@ def measuring(model: nn.Module, parts: list[Any]) -> Iterator[None]:
 
     If the block fails, so do the buffers.
     """
-    modes = {part: part.training for part in model.modules()}
     momenta = {part: part.momentum for part in parts if isinstance(part, _NormBase)}
     held = [(buffer, buffer.clone()) for part in parts for buffer in part.buffers(recurse=False)]
-    active = set(parts)
     try:
-        for part in modes:
-            part.training = part in active
-        with torch.no_grad():
+        with modes_kept(model, set(parts)):
             yield
     except BaseException:
         for buffer, before in held:
             buffer.copy_(before)
         raise
     finally:
-        for part, mode in modes.items():
-            part.training = mode
         for part, momentum in momenta.items():
             part.momentum = momentum

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperball.convert.report import Difference
-from hyperball.convert.running import difference, outputs
+from hyperball.convert.running import difference, modes_kept, outputs
 
 MOST_ON_CUDA = 65535  # images that cuDNN's BatchNorm takes: the choice is a guard of the exported program
 
@@ -24,17 +24,10 @@ def export_program(model: nn.Module, example: Tensor, *, dynamic_batch: bool = T
     65535 images.
     """
     check_example(model, example, dynamic_batch)
-    modes = {part: part.training for part in model.modules()}
     shapes = ({0: batch_size(example)},) if dynamic_batch else None
-    try:
-        for part in modes:
-            part.training = False
-        with torch.no_grad(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return torch.export.export(model, (example,), dynamic_shapes=shapes)
-    finally:
-        for part, mode in modes.items():
-            part.training = mode
+    with modes_kept(model), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.export.export(model, (example,), dynamic_shapes=shapes)
 
 
 def batch_size(example: Tensor) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -13,18 +13,25 @@ from hyperball.convert.report import Difference
 
 
 @contextlib.contextmanager
+def modes_kept(model: nn.Module, trained: Collection[nn.Module] = ()) -> Iterator[None]:
+    """Evaluation mode without gradients, `trained` parts in training mode; every mode is put back at the end."""
+    modes = {part: part.training for part in model.modules()}
+    try:
+        for part in modes:
+            part.training = part in trained
+        with torch.no_grad():
+            yield
+    finally:
+        for part, mode in modes.items():
+            part.training = mode
+
+
+@contextlib.contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode without gradients; every module's mode and the random generators are put back at the end."""
-    modes = {part: part.training for part in model.modules()}
-    devices = {tensor.device for tensor in model.parameters() if tensor.is_cuda}
-    with torch.random.fork_rng(devices=list(devices)), torch.no_grad():
-        for part in modes:
-            part.training = False
-        try:
-            yield
-        finally:
-            for part, mode in modes.items():
-                part.training = mode
+    devices = {tensor.device for tensor in (*model.parameters(), *model.buffers()) if tensor.is_cuda}
+    with torch.random.fork_rng(devices=list(devices)), modes_kept(model):
+        yield
 
 
 def call(model: nn.Module, batch: Any) -> Any:

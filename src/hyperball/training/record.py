@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import json
 import os
 import platform
@@ -17,7 +16,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from hyperball._version import __version__
+from hyperball._version import versions
 from hyperball.diagnose import jsonable
 from hyperball.training.files import FileError, first_line, read_tree, write_bytes, write_json
 from hyperball.training.recipe import Recipe
@@ -96,7 +95,7 @@ def has_diverged(run_dir: str | Path) -> bool:
 def environment(device: torch.device, world_size: int) -> dict[str, Any]:
     """Versions, machine and device."""
     return {
-        "versions": {"python": platform.python_version(), **versions()},
+        "versions": versions(PACKAGES),
         "commit": commit(),
         "machine": platform.machine(),
         "system": platform.system(),
@@ -105,16 +104,6 @@ def environment(device: torch.device, world_size: int) -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.version.cuda if device.type == "cuda" else None,
     }
-
-
-def versions() -> dict[str, str]:
-    found = {"hyperball": __version__}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found
 
 
 @functools.cache
