@@ -160,6 +160,23 @@ def test_readme_and_page_judge_alike(papers, tmp_path, scale, close, median):
     assert (readme["numbers"], readme["seeds"]) == (page["cells done"], page["seeds"]) == ("5 of 5", "2")
 
 
+@pytest.mark.parametrize("scale, close, word", [("paper", "0 of 1", "contradicts"), ("quarter", "–", "–")])
+def test_a_network_that_the_paper_could_not_train_and_we_could_contradicts_it(papers, tmp_path, scale, close, word):
+    folder = tmp_path / f"papers-{scale}"
+    for job in jobs_of(papers.at(scale).select(["tanh"]), range(2), folder):
+        write_record(job, 0.6)
+    write_table(papers.at(scale), scale, folder)
+    text = markdown.made("papers", tmp_path)
+    assert f"| tanh | cosine | 40.00 ± 0.00 | 40.00 | N/C | {word} | 2 |" in text
+    assert ("the paper's did not converge, ours did" in text) == (scale == "paper")
+    readme, page = (cells("A table of a paper", tmp_path) for cells in (summary_cells, overview_cells))
+    assert readme["within 1.5 points or better"] == page.get("within 1.5 points or better", "–") == close
+    assert readme["median difference, + is better"] == "–"
+    shown = str(results_page(read_folder(tmp_path)))
+    assert ("1 contradict it: the paper's did not converge, ours did" in shown) == (scale == "paper")
+    assert ("tone='contradicts'" in shown) == (scale == "paper")
+
+
 def test_a_page_made_of_the_table_alone_tells_networks_at_chance_too(papers, tmp_path):
     filled(papers, tmp_path / "papers-paper")
     write_table(papers, "paper", tmp_path / "papers-paper")
@@ -223,7 +240,7 @@ def test_kept_metrics_that_are_broken_are_named_and_the_others_drawn(tiny, tmp_p
     (jobs[0].folder / "metrics.jsonl").write_text('{"kind": "evaluation", "step": 1}\n')
     assert keep_pictures(tiny, [], tmp_path) == []
     assert series_in(tmp_path) == ["max, clean"]
-    assert f"left out {jobs[0].folder / 'metrics.jsonl'}: it cannot be drawn" in capsys.readouterr().err
+    assert f"left out {jobs[0].folder}: it cannot be drawn" in capsys.readouterr().err
 
 
 def test_a_kept_picture_of_a_network_is_not_replaced_by_that_of_another_seed(tiny, tmp_path):

@@ -73,6 +73,92 @@ def test_table3_has_controls_of_its_plain_networks():
         assert [e.name for e in whole.at(scale).select(["control"]).entries] == [spared.name, pooled.name]
 
 
+def test_table2_has_controls_of_its_plain_network():
+    whole = trained("dcnet-table2")
+    (plain,) = whole.select(["baseline"]).entries
+    spared, biased = whole.select(["control"]).entries
+    assert plain.recipe.differences(spared.recipe) == {"optimizer.decay": ("weights+norms", "classifier+norms")}
+    assert plain.recipe.differences(biased.recipe) == {"model.options": ({}, {"bias": True})}
+    networks = [models.create("cnn9", 10, width=4, features=8, **e.recipe.model.arguments) for e in (plain, biased)]
+    counts = [sum(name.endswith("bias") for name, _ in network.named_parameters()) for network in networks]
+    assert counts == [0, 10]
+    told = " ".join(whole.notes)
+    assert "have no bias" in told
+    assert "in a control on its classifier" in told
+
+
+@pytest.mark.parametrize("name", ["dcnet-table6", "dcnet-table6-imagewoof"])
+def test_table6_says_how_its_networks_begin_and_normalize(name):
+    told = " ".join(trained(name).notes)
+    for text in ("eps is 1e-3", "begin at the first batch", "begins at 0", "is not decayed", "has a bias"):
+        assert text in told
+    assert ("momentum is 0.001" in told) == (name == "dcnet-table6")
+    network = models.create("resnet18_modified", 10, width=4, activation="prelu", norm=None)
+    slopes = [module.weight for module in network.modules() if isinstance(module, torch.nn.PReLU)]
+    assert slopes
+    assert all(torch.equal(slope, torch.zeros_like(slope)) for slope in slopes)
+    assert not any(key.endswith("bias") for key, _ in network.named_parameters())
+
+
+def test_table5_counts_the_papers_numbers_once_and_says_how_sgd_is_run():
+    whole = trained("dcnet-table5")
+    controls = whole.select(["control"]).entries
+    assert [entry.published for entry in controls] == [None] * 4
+    assert all("SGD (control)" in entry.row for entry in controls)
+    assert sorted(entry.published for entry in whole.select(["published"]).entries) == [4.75, 5.34, 20.23, 21.12]
+    told = " ".join(whole.notes)
+    for text in ("lr 0.1, Nesterov momentum 0.9", "radii learn at 0.1", "not decayed"):
+        assert text in told
+
+
+UNPUBLISHED = {
+    "dcnet-figures-mnist": "a schedule chosen here",
+    "architectures": "in a table that no paper has",
+    "projections-cifar10-networks": "AlexNet and VGG-11 at lr 0.01 instead of 0.1",
+    "projections-imagewoof": "crops are chosen here",
+    "dcnet-table6-imagewoof": "instead of 700,000 steps",
+}
+
+
+@pytest.mark.parametrize("name", UNPUBLISHED)
+def test_a_schedule_that_no_paper_has_is_not_called_published(name):
+    for scale in ("paper", "half"):
+        words = trained(name).words(scale)
+        assert UNPUBLISHED[name] in words
+        assert not words.startswith("the published schedule;")
+        assert words != "the published schedule"
+
+
+def test_tables_say_their_crops():
+    assert "padded with 4 black ones" in " ".join(trained("projections-cifar10").notes)
+    for name in ("projections-imagewoof", "projections-imagewoof-networks"):
+        assert "random 112×112 pixels of images enlarged to 128×128" in " ".join(trained(name).notes)
+
+
+@pytest.mark.parametrize("name", [name for name in TRAINED if name.startswith("projections")])
+def test_projections_say_that_a_radius_stays_positive_and_logits_are_whole(name):
+    told = " ".join(trained(name).notes)
+    assert "r stays positive" in told
+    assert "the classifier in fp32" in told
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_notes_are_sentences_of_their_own(name):
+    for note in trained(name).all_notes:
+        assert not note.startswith(("but ", "and ", "or "))
+        assert not note.endswith(".")
+
+
+def test_the_quick_scale_of_table6_is_what_its_words_say():
+    made = trained("dcnet-table6-imagewoof").at("quick")
+    for entry in made.entries:
+        recipe = entry.recipe
+        assert (recipe.optimizer.lr, recipe.epochs, recipe.batch_size) == (0.02, 5, 32)
+        assert (recipe.data.image_size, recipe.data.crop, recipe.data.train_size) == (64, "window", 1000)
+    for text in ("lr 0.02 instead of 0.1", "64×64 out of 73×73", "1,000 images"):
+        assert text in made.reduction.words
+
+
 def test_the_plain_network_without_relu_is_linear_with_mean_pooling_alone():
     whole = trained("dcnet-table3")
     pooled = whole.select(["control"]).entries[1]

@@ -1,6 +1,7 @@
 """Records of a table: compared, annotated, kept, drawn, and left out where they are none."""
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -8,20 +9,14 @@ import pytest
 import torch
 from experiment_cases import tiny_recipe, tiny_table
 
+from hyperball import data
 from hyperball.experiments.broken import odd_results
 from hyperball.experiments.collecting import collect, seeds_in, write_table
-from hyperball.experiments.reproduce import (
-    Follower,
-    annotate,
-    as_data,
-    compare,
-    draw,
-    jobs_of,
-    measure_conditions,
-    table,
-)
+from hyperball.experiments.conditions import changed_set, conditions_in, measure_conditions
+from hyperball.experiments.drawing import draw
+from hyperball.experiments.reproduce import Follower, annotate, as_data, compare, jobs_of, table
 from hyperball.experiments.table import Entry, Experiment, Reduction
-from hyperball.training import Recipe, train
+from hyperball.training import Recipe, evaluate, train
 from hyperball.training.record import Record, read_metrics
 
 
@@ -35,7 +30,7 @@ def test_finished_cells_are_compared_and_the_others_left_open(tiny, tmp_path: Pa
     assert [job.cell.name for job in jobs[:2]] == ["mean--clean/seed-0", "max--clean/seed-0"]
     for job in (jobs[0], jobs[2]):
         train(job.cell.recipe, job.folder)
-    measure_conditions(tiny, jobs, count=2)
+    assert measure_conditions(tiny, jobs, count=2) == {}
     mean, outliers, largest = compare(tiny, jobs)
     results = Record.read(jobs[0].folder).results
     assert mean.values[0] == pytest.approx(100 * (1 - results["last"]["top1"]))
@@ -48,6 +43,23 @@ def test_finished_cells_are_compared_and_the_others_left_open(tiny, tmp_path: Pa
     data = json.loads(json.dumps(as_data(tiny, "quick", [mean])))
     assert (data["numbers"][0]["published"], data["protocol"]) == (80.0, "nothing")
     assert data["numbers"][0]["map_raw, paper"] == 70.0
+
+
+def test_networks_share_the_outliers_that_they_are_tested_with(tiny, tmp_path: Path, monkeypatch):
+    jobs = [job for job in jobs_of(tiny, range(3), tmp_path) if job.cell.label == "mean--clean"]
+    for job in jobs:
+        train(job.cell.recipe, job.folder)
+    shutil.rmtree(jobs[1].folder / "checkpoints")
+    drawn, draw_them = [], data.outliers
+    monkeypatch.setattr(data, "outliers", lambda *arguments: drawn.append(arguments[1]) or draw_them(*arguments))
+    changed_set.cache_clear()
+    (reason,) = measure_conditions(tiny, jobs).items()
+    assert reason == (jobs[1].cell.name, f"there is no checkpoint in {jobs[1].folder / 'checkpoints'}")
+    assert drawn == [0.5]
+    for job in (jobs[0], jobs[2]):
+        alone = evaluate(job.folder, data=job.cell.recipe.data.override({"outliers": 0.5})).as_dict()
+        assert conditions_in(job.folder) == {"50 %": alone}
+    assert drawn == [0.5, 0.5, 0.5]
 
 
 def test_a_record_says_of_which_cell_it_is_and_by_which_protocol(tiny, tmp_path: Path):
@@ -126,10 +138,12 @@ def test_pictures_are_drawn_from_finished_runs(tmp_path: Path):
         "drawn", "D", "nobody", "error", (Entry("tanh", "cosine", recipe),), Reduction(lambda r: r, ""), draws=draws
     )
     jobs = jobs_of(made, range(2), tmp_path)
-    assert draw(made, jobs, tmp_path) == []
+    assert draw(made, jobs, tmp_path)
+    assert not (tmp_path / "pictures").exists()
     for job in jobs:
         train(job.cell.recipe, job.folder)
-    pictures = {path.stem: json.loads(path.read_text()) for path in draw(made, jobs, tmp_path)}
+    assert draw(made, jobs, tmp_path)
+    pictures = {path.stem: json.loads(path.read_text()) for path in (tmp_path / "pictures").glob("*.json")}
     assert set(pictures) == {
         "convergence", "convergence-training", "radii", "weight-norm", "gradient-norm", "filters-tanh--cosine",
         "features-tanh--cosine",

@@ -356,7 +356,7 @@ def published_cell(tmp_path, paper, fates, scale="paper"):
         ("N/C", [False, False], "N/C", "paper N/C", "better"),
         (31.76, [False], "N/C", "paper 31.76", "worse"),
         (31.76, [True, False, True], "25.00 ± 0.00 (1 N/C)", "paper 31.76 (−6.76)", "worse"),
-        ("N/C", [True], "25.00", "paper N/C", ""),
+        ("N/C", [True], "25.00", "paper N/C (contradicts)", "contradicts"),
         (31.76, [True], "25.00", "paper 31.76 (−6.76)", "better"),
     ],
 )

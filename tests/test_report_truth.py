@@ -82,11 +82,11 @@ def test_budgets_of_the_papers_numbers_are_means_over_the_seeds_that_have_one(tm
     make_robust(tmp_path)
     for index, path in enumerate(sorted(tmp_path.glob("*/*/robustness.json"))):  # two seeds of baseline, two of tanh
         tree = json.loads(path.read_text())
-        tree["sweeps"][0]["located"] = None if index == 3 else (2 + 2 * index) / 255
+        tree["sweeps"][0]["located"] = None if index == 3 else (4 + index) / 255
         path.write_text(json.dumps(tree))
     (table,) = [table for table in section_of(tmp_path, part="robustness").tables if table.heading.startswith("ε")]
     assert table.columns == ("", "fgsm")
-    assert texts(table) == [["baseline, natural", "3.00 ± 1.41"], ["tanh, natural", "6.00 [1 of 2]"]]
+    assert texts(table) == [["baseline, natural", "4.50 ± 0.71"], ["tanh, natural", "6.00 [1 of 2]"]]
     assert [row[1].remark for row in table.rows] == ["paper 43.6 %", "paper 43.6 %"]
 
 

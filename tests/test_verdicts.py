@@ -1,11 +1,12 @@
 """How numbers are held against a paper's: chance, nearness, signs."""
 
 import math
+from typing import get_args
 
 import pytest
 
 from hyperball.experiments.tables import TRAINED, trained
-from hyperball.verdicts import CLASSES, compares, ends_at_chance, gain, verdict
+from hyperball.verdicts import AGREES, CLASSES, Verdict, compares, ends_at_chance, gain, verdict
 
 
 @pytest.mark.parametrize(
@@ -51,11 +52,13 @@ def test_every_set_of_the_papers_tables_has_a_number_of_classes():
         ("top1", 70.0, -1.5, False, "near"),
         ("top1", 70.0, -1.6, False, "worse"),
         ("error", "N/C", None, True, "better"),
+        ("error", "N/C", None, False, "contradicts"),
+        ("top1", "N/C", None, False, "contradicts"),
         ("error", 30.0, None, True, "worse"),
         ("error", 30.0, 0.0, True, "worse"),
     ],
 )
-def test_ours_is_better_near_or_worse_and_a_network_lost_here_alone_is_a_miss(
+def test_ours_is_better_near_or_worse_and_a_network_lost_on_one_side_alone_is_a_miss_or_contradicts(
     metric, published, difference, lost, word
 ):
     assert compares(published, difference, lost)
@@ -66,6 +69,11 @@ def test_a_gain_is_positive_where_ours_is_better():
     assert gain("error", -2.0) == gain("top5_error", -2.0) == gain("top1", 2.0) == 2.0
 
 
-@pytest.mark.parametrize("published, difference, lost", [(None, None, False), (None, None, True), ("N/C", None, False)])
-def test_what_the_paper_lacks_or_could_not_train_is_not_held_against_ours(published, difference, lost):
+@pytest.mark.parametrize("published, difference, lost", [(None, None, False), (None, None, True), (30.0, None, False)])
+def test_what_the_paper_lacks_or_was_not_measured_is_not_held_against_it(published, difference, lost):
     assert not compares(published, difference, lost)
+
+
+def test_near_and_better_agree_with_the_paper_and_nothing_else_does():
+    assert set(AGREES) == {"better", "near"}
+    assert set(AGREES) < set(get_args(Verdict)) == {"better", "near", "worse", "contradicts"}

@@ -20,7 +20,9 @@ CHANCE = (
     f'"{LOST}" is a network that did not converge: its numbers are not finite, or its last top-1 accuracy is within '
     f"{WIDTH:g} standard errors of chance, 1 in so many classes, on the images tested"
 )
-Verdict = Literal["better", "near", "worse"]
+Verdict = Literal["better", "near", "worse", "contradicts"]
+AGREES: tuple[Verdict, ...] = ("better", "near")
+CONTRADICTION = "the paper's did not converge, ours did"
 
 
 def is_chance(top1: float, images: float, classes: int) -> bool:
@@ -59,14 +61,20 @@ def gain(metric: str, difference: float) -> float:
 
 
 def compares(published: float | str | None, difference: float | None, lost: bool) -> bool:
-    """Whether ours can be held against the paper's: two numbers, or networks that did not converge here."""
-    return difference is not None or (lost and published is not None)
+    """Whether ours, which was measured, can be held against the paper's: two numbers, or one that did not converge."""
+    return difference is not None or published == LOST or (lost and published is not None)
 
 
 def verdict(metric: str, published: float | str | None, difference: float | None, lost: bool) -> Verdict:
-    """Ours against the paper's, where they compare: a network that is lost in both is as published, else a miss."""
+    """Ours against the paper's, where they compare.
+
+    A network that is lost in both, be it with one seed of ours, is as published; lost here alone it is a miss, and one
+    that is lost in the paper alone contradicts it.
+    """
+    if published == LOST:
+        return "better" if lost else "contradicts"
     if difference is None or lost:
-        return "better" if published == LOST else "worse"
+        return "worse"
     won = gain(metric, difference)
     return "better" if won >= 0 else "near" if won >= -NEAR else "worse"
 

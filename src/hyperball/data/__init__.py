@@ -7,7 +7,7 @@ from hyperball.data.errors import DataError, MissingFiles
 from hyperball.data.points import outliers
 from hyperball.data.readers.clouds import clouds
 from hyperball.data.samples import Dataset, Files, Normalization, Samples
-from hyperball.data.stream import Stream, decode, stream
+from hyperball.data.stream import Stream, decode, shorter_side, stream
 from hyperball.data.summary import Summary
 
 __all__ = [
@@ -29,5 +29,6 @@ __all__ = [
     "names",
     "outliers",
     "prepare",
+    "shorter_side",
     "stream",
 ]

@@ -22,6 +22,7 @@ class Augment:
         crop: a random crop of the original size out of the padded image: "mirror" reflects (the border
             pixel twice, as the papers' code does), "zero" pads with black.
         pad: pixels of padding on each side for `crop`.
+        window: side of a random square part that becomes the sample (0: all of it).
         flip: left-right with probability 1/2.
         cutout: side of a square, centered on a random pixel and cut off at the border, that becomes `fill`.
         rotate: a cloud by a random angle about the up (y) axis.
@@ -38,11 +39,14 @@ class Augment:
     jitter: float = 0.0
     points: int = 0
     fill: float = 0.5
+    window: int = 0
 
     def __post_init__(self) -> None:
         if self.crop not in (None, "mirror", "zero"):
             raise ValueError(f'`crop` must be None, "mirror" or "zero", got {self.crop!r}')
-        for name in ("pad", "cutout", "points"):
+        if self.crop and self.window:
+            raise ValueError(f"`crop` keeps the size and `window` does not: got {self.crop!r} and {self.window}")
+        for name in ("pad", "cutout", "points", "window"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ValueError(f"`{name}` must be an integer >= 0, got {value!r}")
@@ -68,9 +72,11 @@ class Augment:
     def _images(self, batch: Tensor, keys: Tensor) -> Tensor:
         if self.rotate or self.jitter or self.points:
             raise ValueError("`rotate`, `jitter` and `points` are for clouds, but the batch holds images")
-        if not (self.crop or self.flip or self.cutout):
+        if not (self.crop or self.flip or self.cutout or self.window):
             return to_float(batch)
         words = fold(keys, torch.arange(IMAGE_CHANNELS, device=keys.device)[:, None])
+        if self.window:
+            batch = part(batch, words, self.window)
         if self.crop or self.flip:
             batch = moved(batch, words, self.crop, self.pad if self.crop else 0, self.flip)
         images = to_float(batch)
@@ -79,8 +85,8 @@ class Augment:
         return images
 
     def _clouds(self, batch: Tensor, keys: Tensor) -> Tensor:
-        if self.crop or self.flip or self.cutout:
-            raise ValueError("`crop`, `flip` and `cutout` are for images, but the batch holds clouds")
+        if self.crop or self.flip or self.cutout or self.window:
+            raise ValueError("`crop`, `flip`, `cutout` and `window` are for images, but the batch holds clouds")
         if self.points:
             batch = chosen_points(batch, keys, self.points)
         if self.rotate:
@@ -100,6 +106,19 @@ def to_float(batch: Tensor) -> Tensor:
 def integers(word: Tensor, n: int) -> Tensor:
     """floor(n word / 2³²): uniform in 0..n-1."""
     return (word * n) >> 32
+
+
+def part(batch: Tensor, words: Tensor, side: int) -> Tensor:
+    """out[b, c, i, j] = batch[b, c, y_b + i, x_b + j] for i, j < side, with uniform y_b and x_b."""
+    height, width = batch.shape[2:]
+    if side > min(height, width):
+        raise ValueError(f"`window` must be at most the image's size, {height}x{width}, got {side}")
+    steps = torch.arange(side, device=batch.device)
+    rows = steps + integers(words[CROP_Y], height - side + 1)[:, None]
+    columns = steps + integers(words[CROP_X], width - side + 1)[:, None]
+    source = (rows[:, :, None] * width + columns[:, None, :]).flatten(1)[:, None]
+    out = batch.flatten(2).gather(2, source.expand(-1, batch.shape[1], -1))
+    return out.view(len(batch), batch.shape[1], side, side)
 
 
 def moved(batch: Tensor, words: Tensor, crop: str | None, pad: int, flip: bool) -> Tensor:

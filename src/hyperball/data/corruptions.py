@@ -1,7 +1,8 @@
 """Common corruptions of images, on the device that holds them: noise, impulses, blur, contrast, brightness, occlusion.
 
 Five severities each, in the spirit of Hendrycks and Dietterich 2019 with code and strengths of our own. What is random
-depends on the seed and the image's place in the set alone, so it is the same on every device and in any batch.
+depends on the seed and the image's place in the set alone, so it is the same on every device, up to rounding, and in
+any batch.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyperball.data.hashing import fold, key_of, normal, uniform
+from hyperball.data.hashing import fold, has_integers, key_of, normal, uniform
 from hyperball.rows import nearest
 
 SEVERITIES = (1, 2, 3, 4, 5)
@@ -124,13 +125,14 @@ def corrupt(images: Tensor, name: str, severity: int, *, seed: int = 0, index: T
     if isinstance(severity, bool) or not isinstance(severity, Integral) or severity not in SEVERITIES:
         raise ValueError(f"`severity` must be one of {SEVERITIES}, got {severity!r}")
     x = _checked(images)
-    place = torch.arange(len(x), device=x.device) if index is None else index.to(x.device)
-    if place.shape != x.shape[:1]:
-        raise ValueError(f"`index` must have one entry an image, {len(x)}, got shape {tuple(place.shape)}")
+    place = torch.arange(len(x), device=x.device) if index is None else index
+    if not isinstance(place, Tensor) or place.shape != x.shape[:1] or not has_integers(place):
+        got = f"{place.dtype} {tuple(place.shape)}" if isinstance(place, Tensor) else repr(place)
+        raise ValueError(f"`index` must be a tensor of {len(x)} integers, one an image, got {got}")
     if not len(x):
         return x.clone()
     row = TABLE[name]
-    words = fold(key_of(seed, list(TABLE).index(name), int(severity), device=x.device), place)
+    words = fold(key_of(seed, list(TABLE).index(name), int(severity), device=x.device), place.to(x.device))
     return torch.clamp(row.apply(x, words, row.strengths[severity - 1]), 0.0, 1.0)
 
 

@@ -27,6 +27,11 @@ def fold(key: Tensor, value: Tensor | int) -> Tensor:
     return mix(mix((key + GOLDEN) & WORD) ^ (value & WORD))
 
 
+def has_integers(values: Tensor) -> bool:
+    """Whether a tensor holds whole numbers; truth values are none."""
+    return not (values.is_floating_point() or values.is_complex() or values.dtype == torch.bool)
+
+
 def key_of(*values: int, device: torch.device | str | None = None) -> Tensor:
     """One word from integers of up to 64 bits, on a device without a copy from the host."""
     key = torch.zeros((), dtype=torch.int64, device=device)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 from torch.utils.data import Dataset as TorchDataset
 
 from hyperball.data.augment import Augment
@@ -17,7 +17,7 @@ from hyperball.data.errors import DataError, one_line, optional
 from hyperball.data.samples import Files, Samples
 
 Transform = Callable[[Tensor], Tensor]
-EVALUATION_SCALE = 256 / 224  # the shorter side before the center crop, relative to the crop
+EVALUATION_SCALE = 256 / 224  # the shorter side before a crop, relative to the crop
 
 
 def train_transform(size: int) -> Transform:
@@ -27,10 +27,20 @@ def train_transform(size: int) -> Transform:
     return crop
 
 
+def shorter_side(size: int) -> int:
+    """256/224 of the size: what the shorter side of an image becomes before a crop of that size."""
+    return round(size * EVALUATION_SCALE)
+
+
+def center(size: int, shorter: int) -> Transform:
+    """The shorter side to `shorter`, then the center of that size."""
+    v2 = optional("torchvision.transforms.v2")
+    return v2.Compose([v2.Resize(shorter, antialias=True), v2.CenterCrop(size)])
+
+
 def evaluation_transform(size: int) -> Transform:
     """The shorter side to 256/224 of the size, then the center."""
-    v2 = optional("torchvision.transforms.v2")
-    return v2.Compose([v2.Resize(round(size * EVALUATION_SCALE), antialias=True), v2.CenterCrop(size)])
+    return center(size, shorter_side(size))
 
 
 def read_image(path: Path) -> Tensor:
@@ -74,8 +84,27 @@ def collate(items: list[tuple[Tensor, Tensor]], size: int) -> tuple[Tensor, Tens
     return torch.stack(images), torch.stack(labels)
 
 
+Plan = list[list[tuple[int, int]]]
+
+
+class Planned(Sampler[list[tuple[int, int]]]):
+    """The batches of the epoch that is read: a loader whose workers stay asks for them anew in every epoch."""
+
+    def __init__(self) -> None:
+        self.plan: Plan = []
+
+    def __len__(self) -> int:
+        return len(self.plan)
+
+    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
+        return iter(self.plan)
+
+
 class Stream:
-    """Batches of image files with the protocol of `Batches`: `len`, `epoch(n, start_step)`; see `stream`."""
+    """Batches of image files with the protocol of `Batches`: `len`, `epoch(n, start_step)`; see `stream`.
+
+    Workers stay from epoch to epoch; an epoch that is read while another one is has workers of its own.
+    """
 
     def __init__(
         self, items: Decoded, schedule: Schedule, *, size: int, workers: int, device: torch.device, timeout: float,
@@ -84,12 +113,13 @@ class Stream:
         self.items, self.schedule, self.size = items, schedule, size
         self.augment = augment or Augment()
         self.workers, self.device, self.timeout = workers, device, timeout
+        self._idle: tuple[DataLoader[tuple[Tensor, Tensor]], Planned] | None = None
 
     def __len__(self) -> int:
         """Steps in an epoch."""
         return len(self.schedule)
 
-    def plan(self, epoch: int, start_step: int = 0) -> list[list[tuple[int, int]]]:
+    def plan(self, epoch: int, start_step: int = 0) -> Plan:
         """The (index, random word) pairs of this rank's part of every batch from a step on."""
         order = self.schedule.order(epoch, torch.device("cpu"))
         pairs = list(zip(order.indices.tolist(), order.keys.tolist()))
@@ -99,16 +129,24 @@ class Stream:
         """The batches of epoch n from a step on: float [0, 1] images and labels, on the device."""
         return self._batches(self.plan(n, start_step))
 
-    def _batches(self, plan: list[list[tuple[int, int]]]) -> Iterator[tuple[Tensor, Tensor]]:
+    def _loader(self) -> tuple[DataLoader[tuple[Tensor, Tensor]], Planned]:
+        sampler = Planned()
         loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
             self.items,
-            batch_sampler=plan,
+            batch_sampler=sampler,
             num_workers=self.workers,
             collate_fn=partial(collate, size=self.size),
             pin_memory=self.device.type == "cuda",
             timeout=self.timeout if self.workers else 0,
             generator=torch.Generator(),  # the loader's own draw must not move the generator of the training
+            persistent_workers=self.workers > 0,
         )
+        return loader, sampler
+
+    def _batches(self, plan: Plan) -> Iterator[tuple[Tensor, Tensor]]:
+        held, self._idle = self._idle or self._loader(), None
+        loader, sampler = held
+        sampler.plan = plan
         try:
             for part, (images, labels) in zip(plan, loader):
                 keys = torch.tensor([key for _, key in part], dtype=torch.int64).to(self.device, non_blocking=True)
@@ -117,6 +155,7 @@ class Stream:
         except DataError as error:  # a worker's comes wrapped in its traceback, whose last line is the message
             error.__traceback__ = None  # its frames would keep the workers alive
             raise DataError(str(error).strip().splitlines()[-1].rpartition("DataError: ")[2]) from None
+        self._idle = held
 
 
 def stream(
@@ -148,7 +187,7 @@ def stream(
     if workers < 0:
         raise ValueError(f"`workers` must be >= 0, got {workers}")
     after = Augment(flip=True) if augment is True else augment or Augment()
-    if after.crop or after.rotate or after.jitter or after.points:
+    if after.crop or after.window or after.rotate or after.jitter or after.points:
         raise ValueError(f"`augment` must have `flip` and `cutout` alone after a random resized crop, got {after}")
     schedule = Schedule(
         len(files), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size
@@ -159,18 +198,19 @@ def stream(
     return Stream(items, schedule, size=size, workers=workers, device=place, timeout=timeout, augment=after)
 
 
-def decode(files: Files, size: int, *, workers: int = 4) -> Samples:
-    """All the files in memory as uint8 [N, 3, size, size]: the shorter side to `size`, then the center."""
+def decode(files: Files, size: int, *, shorter: int | None = None, workers: int = 4) -> Samples:
+    """All the files in memory as uint8 [N, 3, size, size]: the shorter side to `shorter` (`size`), then the center."""
     if size < 1:
         raise ValueError(f"`size` must be >= 1, got {size}")
-    v2 = optional("torchvision.transforms.v2")
-    transform = v2.Compose([v2.Resize(size, antialias=True), v2.CenterCrop(size)])
+    if shorter is not None and shorter < size:
+        raise ValueError(f"`shorter` must be at least `size`, {size}, got {shorter}")
+    transform = center(size, size if shorter is None else shorter)
     inputs = torch.empty(len(files), 3, size, size, dtype=torch.uint8)
 
     def fill(index: int) -> None:
         inputs[index] = transform(read_image(files.paths[index]))
 
-    with ThreadPoolExecutor(workers) as pool:
+    with ThreadPoolExecutor(max(1, workers)) as pool:
         for _ in pool.map(fill, range(len(files)), chunksize=64):
             pass
     return Samples(inputs, files.labels)

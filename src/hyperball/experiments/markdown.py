@@ -29,7 +29,7 @@ from hyperball.experiments.text import spread
 from hyperball.rows import nearest
 from hyperball.training.files import FileError, read_tree
 from hyperball.training.record import DIVERGED, RECORD, Record
-from hyperball.verdicts import CHANCE, LOST, NEAR, better, gain, verdict
+from hyperball.verdicts import AGREES, CHANCE, CONTRADICTION, LOST, NEAR, Verdict, better, gain, verdict
 from hyperball.verdicts import compares as comparable
 
 SUMMARY = "summary"
@@ -79,11 +79,14 @@ class Found:
 
     def is_close(self, line: Comparison) -> bool:
         """Whether ours is within 1.5 points of the paper's, or better; or both did not converge."""
-        return verdict(self.experiment.metric, line.published, line.difference, bool(line.diverged)) != "worse"
+        return self.verdict(line) in AGREES
+
+    def verdict(self, line: Comparison) -> Verdict:
+        return verdict(self.experiment.metric, line.published, line.difference, bool(line.diverged))
 
 
 def compares(line: Comparison) -> bool:
-    """Whether ours can be held against the paper's: two numbers, or networks that did not converge here."""
+    """Whether ours can be held against the paper's: two numbers, or networks that did not converge."""
     return comparable(line.published, line.difference, bool(line.diverged))
 
 
@@ -204,7 +207,7 @@ def detail(found: Found) -> str:
         head, rows = attack_rows(found)
     else:
         head = ("", "", f"{experiment.metric}, %", "best epoch", "paper", "difference", "seeds", *experiment.also)
-        rows = [detail_row(line, line in found.shown) for line in found.measured]
+        rows = [detail_row(line, difference_words(found, line)) for line in found.measured]
     numbers = f"Its numbers are among those of {experiment.family}." if found.is_part else markdown_table(head, rows)
     remarks = "".join(f"\n- {remark}" for remark in found.remarks)
     more = f"\n\nMean lengths:\n\n{markdown_table(LENGTHS, found.lengths)}" if found.lengths else ""
@@ -220,16 +223,26 @@ def above(found: Found) -> str:
         said.append(f"Differences are ours less the paper's: {better(experiment.metric)}")
     if any(line.diverged or line.published == LOST for line in lines):
         said.append(CHANCE)
+    if any(found.verdict(line) == "contradicts" for line in found.beside):
+        said.append(f'"contradicts": {CONTRADICTION}')
     kinds = ((found.foreign, "of another recipe"), (found.broken, "that cannot be read"))
     parts = [f"{count} record{'' if count == 1 else 's'} {words}" for count, words in kinds if count]
     said += [f"Left out: {' and '.join(parts)}"] if parts else []
     return " ".join(f"{sentence}." for sentence in said)
 
 
-def detail_row(line: Comparison, is_shown: bool) -> tuple[str, ...]:
+def difference_words(found: Found, line: Comparison) -> str:
+    """Ours less the paper's, where that is shown, or that the two contradict each other."""
+    if line not in found.shown:
+        return "–"
+    if line in found.beside and found.verdict(line) == "contradicts":
+        return "contradicts"
+    return "–" if line.difference is None else f"{line.difference:+.2f}"
+
+
+def detail_row(line: Comparison, difference: str) -> tuple[str, ...]:
     best = f"{statistics.fmean(line.best):.2f}" if line.best else "–"
     paper = "–" if line.published is None else str(line.published)
-    difference = f"{line.difference:+.2f}" if is_shown and line.difference is not None else "–"
     also = [beside(values, line.published_also.get(name)) for name, values in line.also.items()]
     return (
         line.row,

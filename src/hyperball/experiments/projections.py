@@ -26,7 +26,12 @@ PLAIN, PLAIN_RATE = (NETWORKS["alexnet"], NETWORKS["vgg11"]), 0.01  # nothing in
 PUBLISHED_SIZE, DOG_SIZE = 224, 112
 SMALL_DOGS = (
     f"the published schedule, but {DOG_SIZE}×{DOG_SIZE} instead of {PUBLISHED_SIZE}×{PUBLISHED_SIZE} images, which is "
-    "what the copy of Imagewoof used here has"
+    "what the copy of Imagewoof used here has; crops are chosen here"
+)
+CROPS = (
+    "crops of training: random 112×112 pixels of images enlarged to 128×128, and flips; the paper says that CIFAR-10 "
+    "was enlarged to 256×256 and cropped to 224×224, of which these are half, and nothing of Imagewoof; tests see the "
+    "center"
 )
 DOGS = (
     "classes are in the order of the official folders, whatever a copy calls them: map6_raw is of the first six there, "
@@ -39,7 +44,10 @@ NOTES = (
     "the slides say that the adaptive L∞ projections fail; no number is published for any L∞",
     '"BatchNorm alone" is the head without its projection',
     "a radius r is learned as log r, at 0.01/r² for the r at the start: its first steps are those of r itself at the "
-    "published 0.01",
+    "published 0.01; r stays positive that way, so that a radius that falls to zero or below it, as an r learned "
+    "itself can, and may have for the slides' L∞, is no way of failing here",
+    "except at the scale quick, networks compute in bf16; tests compute the classifier in fp32, as rounded logits "
+    "would tie, which lowers mAP",
 )
 BIAS = "the classifier has a bias, as torchvision's ResNet-18"
 
@@ -83,10 +91,14 @@ def cifar10() -> Experiment:
     return Experiment(
         "projections-cifar10", "Projections before the classifier, CIFAR-10", SOURCE, "top1", cells,
         notes=(
-            "32×32 images and a stem of one 3×3 convolution", BIAS, *NOTES,
+            "32×32 images and a stem of one 3×3 convolution",
+            "crops of training: random 32×32 pixels of images padded with 4 black ones on each side, and flips; the "
+            "paper enlarges to 256×256 and crops 224×224 of that",
+            BIAS, *NOTES,
             "other networks: projections-cifar10-networks",
         ),
-        also=ALSO, protocol="the published schedule, but 32×32 instead of 224×224 images and a stem for them",
+        also=ALSO,
+        protocol="the published schedule, but 32×32 instead of 224×224 images, crops and a stem for them",
         reduction=Reduction(
             quick_cifar, "6 of 90 epochs on 2,000 images, tested on 1,000; 16 channels instead of 64 at the start; fp32"
         ),
@@ -95,9 +107,9 @@ def cifar10() -> Experiment:
 
 
 def dogs(network: str, projection: str | None, **options: Any) -> Recipe:
-    """A projected classifier on Imagewoof, whose images are streamed."""
-    streamed = {"data.workers": 8, "data.image_size": DOG_SIZE}
-    return projected("imagewoof", network, projection, **options).override(streamed)
+    """A projected classifier on Imagewoof, whose images are decoded once."""
+    held = {"data.workers": 8, "data.image_size": DOG_SIZE, "data.crop": "window", "log.evaluate_every": 5}
+    return projected("imagewoof", network, projection, **options).override(held)
 
 
 def imagewoof() -> Experiment:
@@ -106,7 +118,8 @@ def imagewoof() -> Experiment:
     return Experiment(
         "projections-imagewoof", "Projections before the classifier, Imagewoof", SOURCE, "top1",
         entries(facts, partial(dogs, "resnet18", classifier_bias=True)),
-        notes=(BIAS, *NOTES, DOGS, "other networks: projections-imagewoof-networks"), also=ALSO, protocol=SMALL_DOGS,
+        notes=(BIAS, CROPS, *NOTES, DOGS, "other networks: projections-imagewoof-networks"),
+        also=ALSO, protocol=SMALL_DOGS,
         reduction=Reduction(
             quick_imagewoof,
             "6 of 90 epochs on 1,000 images of 64×64 pixels in batches of 32, tested on 500; 16 channels instead of 64 "
@@ -150,11 +163,12 @@ def cifar10_networks() -> Experiment:
             "torchvision's networks; GoogLeNet without its auxiliary classifiers, VGG-11 without BatchNorm",
             "AlexNet and VGG-11, which have no BatchNorm, begin at lr 0.01: with the 0.1 of the others they stay at "
             "chance",
-            "images are cropped at 32×32, 4 pixels padded, and enlarged to 224×224; the paper enlarges to 256×256 and "
-            "crops 224×224 of that",
+            "images are cropped at 32×32 out of 4 black pixels of padding, flipped and enlarged to 224×224; the paper "
+            "enlarges to 256×256 and crops 224×224 of that",
             *NOTES[1:],
         ),
         also=ALSO, reduction=QUICK_NETWORKS, draws=(learned_radii,),
+        protocol="the published schedule, but crops before enlarging, and AlexNet and VGG-11 at lr 0.01 instead of 0.1",
     )  # fmt: skip
 
 
@@ -163,6 +177,6 @@ def imagewoof_networks() -> Experiment:
     return Experiment(
         "projections-imagewoof-networks", "Projections in two more networks, Imagewoof", SOURCE, "top1",
         network_entries("ddn_projection_imagewoof", dogs),
-        notes=("torchvision's networks; GoogLeNet without its auxiliary classifiers", *NOTES, DOGS),
+        notes=("torchvision's networks; GoogLeNet without its auxiliary classifiers", CROPS, *NOTES, DOGS),
         also=ALSO, reduction=QUICK_NETWORKS, draws=(learned_radii,), protocol=SMALL_DOGS,
     )  # fmt: skip

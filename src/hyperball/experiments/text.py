@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from hyperball.verdicts import LOST as DIVERGED
 
 NOTHING = "–"
+APART = 1.5
 SCATTERED = 5.0  # points of standard deviation beyond which a mean describes no single network
 
 
@@ -25,6 +26,11 @@ def spread(values: Sequence[float], diverged: int = 0, digits: int = 2) -> str:
         if deviation > SCATTERED:
             told += f" {{{', '.join(f'{value:.1f}' for value in values)}}}"
     return f"{told} ({diverged} {DIVERGED})" if diverged else told
+
+
+def far_apart(budgets: Sequence[float]) -> bool:
+    """Whether the largest of some budgets is more than 1.5 times the smallest: their mean is that of no network."""
+    return max(budgets) > APART * min(budgets)
 
 
 def columns(rows: Sequence[Sequence[str]], left: int = 1) -> str:

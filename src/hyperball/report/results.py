@@ -28,7 +28,7 @@ from hyperball.report.sections.published import (
 )
 from hyperball.report.sections.robustness import robustness_section
 from hyperball.report.tables import Cell, Group, Table, family, group, group_table, run_table, trimmed
-from hyperball.verdicts import APART, NEAR
+from hyperball.verdicts import AGREES, APART, NEAR
 
 DRAWN_ANYWAY = ("convergence", "convergence-training", "radii")  # from the runs themselves, with a line for every cell
 MOST_RUNS, FEW_RUNS, MOST_RADII = 2000, 8, 4
@@ -122,7 +122,7 @@ def overview(joined: Sequence[Joined]) -> Section | None:
     for entry in (entry for entry in joined if not is_part(entry, joined)):
         table, done = entry.table, [line for line in entry.lines if line.is_done]
         known = [line for line in done if compares(line) and table.scale == "paper"]
-        near = sum(tone(table, line) in ("better", "near") for line in known)
+        near = sum(tone(table, line) in AGREES for line in known)
         seeds = [line.seeds for line in done]
         doubts = len(doubts_of(entry.lines))
         kept, pairs = pairs_in_order(done) if is_share(table.metric) else (0, 0)

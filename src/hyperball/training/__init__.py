@@ -12,7 +12,9 @@ from hyperball.training.interrupts import Interrupted, ProcessLost
 from hyperball.training.metrics import Metrics
 from hyperball.training.offender import NonFiniteError
 from hyperball.training.progress import EvaluationReport, Progress, RunInfo, Silent, TrainReport
-from hyperball.training.recipe import (
+from hyperball.training.recipe import Recipe
+from hyperball.training.record import Record, read_metrics
+from hyperball.training.sections import (
     AdversarialConfig,
     DataConfig,
     EngineConfig,
@@ -21,12 +23,10 @@ from hyperball.training.recipe import (
     ModelConfig,
     OptimizerConfig,
     ProjectionConfig,
-    Recipe,
     RegularizerConfig,
     ScheduleConfig,
     StartConfig,
 )
-from hyperball.training.record import Record, read_metrics
 
 __all__ = [
     "AdversarialConfig",

@@ -17,8 +17,9 @@ from hyperball.training.metrics import Metrics
 from hyperball.training.network import Network, build_network
 from hyperball.training.pretrained import put, weights_of
 from hyperball.training.progress import Progress, Silent
-from hyperball.training.recipe import DataConfig, Recipe
+from hyperball.training.recipe import Recipe
 from hyperball.training.record import CHECKPOINTS, RECIPE, RECORD, Record, write_recipe
+from hyperball.training.sections import DataConfig
 from hyperball.training.sets import Source, for_evaluation, load_set
 
 

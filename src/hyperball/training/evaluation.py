@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -15,20 +17,25 @@ from hyperball.training.engine import Decision, Engine
 from hyperball.training.files import first_line
 from hyperball.training.metrics import Metrics, measure
 
+MOST_BYTES = 2**30  # of image files that are decoded once and held on the device
+
 
 class Evaluator:
-    """Runs a network over a split in batches of one shape, each process its share, on one GPU as a CUDA graph."""
+    """Runs a network over a split in batches of one shape, each process its share, on one GPU as a CUDA graph.
+
+    Image files that fit are decoded once; others are streamed every time.
+    """
 
     def __init__(
         self, engine: Engine, network: nn.Module, dataset: Dataset, batch_size: int, captured: Decision,
         options: dict[str, Any] | None = None,
     ) -> None:  # fmt: skip
         self.engine, self.network, self.captured = engine, network, captured
-        self.split = dataset.test
+        self.options = options or {}
+        self.split = decoded(dataset.test, **self.options)
         self.batch_size = max(1, min(batch_size, -(-len(self.split) // engine.world_size)))
         self.format = torch.channels_last if engine.device.type == "cuda" else torch.contiguous_format
         self.graph: torch.cuda.CUDAGraph | None = None
-        self.options = options or {}
         if isinstance(self.split, Samples):
             self.samples = self.split.to(engine.device)
             self.index = torch.zeros(self.batch_size, dtype=torch.int64, device=engine.device)
@@ -80,9 +87,7 @@ class Evaluator:
 
     def run(self, inputs: Tensor) -> Tensor:
         inputs = inputs.contiguous(memory_format=self.format) if inputs.dim() == 4 else inputs
-        with self.engine.fabric.autocast():
-            logits: Tensor = self.network(inputs)
-        return logits.float()
+        return precise_logits(self.network, inputs, self.engine.fabric.autocast)
 
     def capture(self) -> None:
         """Record `body`, which ran before; without success it goes on eagerly."""
@@ -104,3 +109,33 @@ class Evaluator:
             (self.run(inputs.to(device, non_blocking=True)), labels.to(device)) for inputs, labels in stream.epoch(0)
         ]
         return torch.cat([logits for logits, _ in pairs]), torch.cat([labels for _, labels in pairs])
+
+
+def decoded(split: Samples | Files, size: int = 224, workers: int = 4) -> Samples | Files:
+    """Image files as the centers that a stream would give, in memory, where they fit."""
+    if not isinstance(split, Files) or 3 * size**2 * len(split) > MOST_BYTES:
+        return split
+    return data.decode(split, size, shorter=data.shorter_side(size), workers=workers)
+
+
+def precise_logits(network: nn.Module, inputs: Tensor, autocast: Callable[[], AbstractContextManager[Any]]) -> Tensor:
+    """Logits in float32: the last linear layer once more without autocast, where its output is what the network gives.
+
+    Logits of eight bits would tie across samples, which average precision ranks.
+    """
+    linear = [module for module in network.modules() if isinstance(module, nn.Linear)]
+    seen: list[tuple[nn.Module, Tensor, Tensor]] = []
+    handles = [
+        module.register_forward_hook(lambda held, given, made: seen.append((held, given[0], made)))
+        for module in linear[-1:]
+    ]
+    try:
+        with autocast():
+            logits: Tensor = network(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    if logits.dtype != torch.float32 and seen and seen[-1][2] is logits:
+        layer, features, _ = seen[-1]
+        logits = layer(features.float())
+    return logits.float()

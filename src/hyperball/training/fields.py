@@ -1,7 +1,5 @@
 """Typed fields of frozen dataclasses: values checked against annotations, and trees read from plain mappings."""
 
-from __future__ import annotations
-
 import dataclasses
 import difflib
 import math
@@ -75,8 +73,9 @@ def conform(path: str, kind: Any, value: Any) -> Any:
 def suggestion(kind: Any, value: Any) -> str:
     """The nearest of the texts that an annotation lists, as the end of a message."""
     listed = [item for option in options(kind) if get_origin(option) is Literal for item in get_args(option)]
-    close = difflib.get_close_matches(value, listed, n=1, cutoff=0.5) if isinstance(value, str) else []
-    return f"; did you mean {close[0]!r}?" if close else ""
+    close = difflib.get_close_matches(value, listed, n=3, cutoff=0.5) if isinstance(value, str) else []
+    begun = [item for item in close if value.startswith(item)]
+    return f"; did you mean {(begun or close)[0]!r}?" if close else ""
 
 
 def options(kind: Any) -> tuple[Any, ...]:

@@ -27,6 +27,7 @@ from hyperball.training.record import (
     DIVERGED,
     FINISHED,
     METRICS,
+    RECIPE,
     MetricsLog,
     Record,
     environment,
@@ -72,7 +73,7 @@ class Run:
             return self.finish()
         self.progress.started(self.info())
         stepper = self.parts.step
-        if self.step == 0 and self.recipe.start.weights is None and self.recipe.start.statistics == "first_batch":
+        if self.step == 0 and self.recipe.start.statistics == "first_batch" and starts_afresh(self.recipe):
             begin_at_first_batch(self.parts.network, stepper.look)
         stepper.start_from(self.step)
         try:
@@ -205,6 +206,7 @@ class Run:
             "deterministic": recipe.deterministic,
             "weights": "last iterate" if recipe.regularizers.ema is None else "moving average of the iterates",
             "best": "chosen on the test set",
+            "classifier_in_tests": "tf32" if recipe.precision == "tf32" else "fp32",
             "parameters": self.parameters(),
         }
 
@@ -328,6 +330,27 @@ class Run:
         self.note(f"resumed at step {self.step}")
         for text in changes(info["environment"], environment(self.engine.device, self.engine.world_size)):
             self.note(text)
+
+
+def starts_afresh(recipe: Recipe) -> bool:
+    """Whether the running statistics of a run's start are not its own network's: there are none, or another operator's.
+
+    A homotopy begins with the plain network, to which the statistics of a plain one belong.
+    """
+    if recipe.start.weights is None:
+        return True
+    source = Path(recipe.start.weights) / RECIPE
+    if not source.exists():
+        return False
+    started = operator_of(Recipe.from_file(source))
+    return started != (PLAIN if recipe.homotopy.steps else operator_of(recipe))
+
+
+PLAIN = (None, "cosine", "none")
+
+
+def operator_of(recipe: Recipe) -> tuple[str | None, str, str]:
+    return recipe.model.magnitude, recipe.model.angular, recipe.model.weighting
 
 
 def changes(before: dict[str, Any], present: dict[str, Any]) -> list[str]:

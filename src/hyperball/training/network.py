@@ -10,7 +10,8 @@ from hyperball.convert import Homotopy
 from hyperball.data import Dataset, Files, Normalization
 from hyperball.training.fields import RecipeError
 from hyperball.training.pretrained import load_weights
-from hyperball.training.recipe import ModelConfig, Recipe
+from hyperball.training.recipe import Recipe
+from hyperball.training.sections import ModelConfig
 
 
 class Network(nn.Module):

@@ -12,7 +12,7 @@ from hyperball.convert.structure import find_classifier
 from hyperball.models.classified import Classified
 from hyperball.optim.parameters import NORMS, parameter_groups
 from hyperball.training.fields import RecipeError
-from hyperball.training.recipe import OptimizerConfig
+from hyperball.training.sections import OptimizerConfig
 
 RADII = ("log_radius", "log_c", "logit_shape")  # what projections and robust pooling learn
 

@@ -5,324 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
-from hyperball import angular as angular_table
-from hyperball import radial as radial_table
 from hyperball.training import files
-from hyperball.training.fields import RecipeError, Section, differences, hints, plain, read_section
+from hyperball.training.fields import RecipeError, Section, differences, plain, read_section
+from hyperball.training.sections import (
+    AdversarialConfig,
+    DataConfig,
+    EngineConfig,
+    HomotopyConfig,
+    LogConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ProjectionConfig,
+    RegularizerConfig,
+    ScheduleConfig,
+    StartConfig,
+)
 
 DEFAULT_EPOCHS = 10
-LARGEST = 1e30  # what optimizers compute from rates must not overflow float32
-Unit = Literal["epochs", "steps"]
-
-
-@dataclass(frozen=True)
-class DataConfig(Section):
-    """Which set, how much of it, and how its samples are varied in training (see `hyperball.data.Augment`).
-
-    Args:
-        name: one of `hyperball.data.names()`.
-        train_size: samples for training, balanced over the classes; None is all of them. `test_size` likewise.
-        points: the first so many points of each cloud; None is all of them.
-        outliers: the share of each cloud's points, in training and in test, that random points replace once.
-        image_size: side of the images that are streamed from folders, as random parts in place of `crop`.
-        workers: processes that decode streamed images.
-    """
-
-    section: ClassVar[str] = "data"
-    name: str = "digits"
-    train_size: int | None = None
-    test_size: int | None = None
-    points: int | None = None
-    crop: Literal["mirror", "zero"] | None = None
-    pad: int = 4
-    flip: bool = False
-    cutout: int = 0
-    rotate: bool = False
-    jitter: float = 0.0
-    outliers: float = 0.0
-    image_size: int = 224
-    workers: int = 4
-
-    def check(self) -> None:
-        for name in ("train_size", "test_size", "points"):
-            self.require(getattr(self, name) is None or getattr(self, name) >= 1, name, ">= 1 or null")
-        for name in ("pad", "cutout", "jitter", "workers"):
-            self.require(getattr(self, name) >= 0, name, ">= 0")
-        self.require(self.image_size >= 1, "image_size", ">= 1")
-        self.require(0 <= self.outliers < 1, "outliers", "a share in [0, 1)")
-
-
-@dataclass(frozen=True)
-class ModelConfig(Section):
-    """The network and its operator; None leaves the choice to the model, "none" asks for nothing.
-
-    Args:
-        name: one of `hyperball.models.names()`.
-        magnitude: text of a magnitude function; None is the plain network.
-        options: further keyword arguments of `hyperball.models.create`.
-    """
-
-    section: ClassVar[str] = "model"
-    name: str = "digits"
-    magnitude: str | None = None
-    angular: str = "cosine"
-    weighting: Literal["none", "linear", "joint", "split"] = "none"
-    norm: str | None = None
-    activation: str | None = None
-    pool: str | None = None
-    projection: str | None = None
-    options: dict[str, Any] = field(default_factory=dict)
-
-    def check(self) -> None:
-        for name in self.options:
-            if name == "num_classes" or name in hints(ModelConfig):
-                proper = "data.name" if name == "num_classes" else f"model.{name}"
-                raise RecipeError(f"`model.options.{name}` must be left out: `{proper}` says it")
-        for name, parse in (("magnitude", radial_table.parse), ("angular", angular_table.parse)):
-            text = getattr(self, name)
-            try:
-                if text is not None:
-                    parse(text)
-            except (ValueError, TypeError) as error:
-                raise RecipeError(f"`model.{name}`: {error}") from None
-        for name in ("angular", "weighting"):
-            default = type(self).__dataclass_fields__[name].default
-            if self.magnitude is None and getattr(self, name) != default:
-                raise RecipeError(
-                    f"`model.{name}` must be {default!r} without a `model.magnitude`, got {getattr(self, name)!r}"
-                )
-
-    @property
-    def arguments(self) -> dict[str, Any]:
-        """Keyword arguments for `hyperball.models.create`: what was chosen, and nothing else."""
-        chosen: dict[str, Any] = dict(self.options)
-        if self.magnitude is not None:
-            chosen.update(magnitude=self.magnitude, angular=self.angular, weighting=self.weighting)
-        for name in ("norm", "activation", "pool", "projection"):
-            if getattr(self, name) is not None:
-                chosen[name] = None if getattr(self, name) == "none" else getattr(self, name)
-        return chosen
-
-
-@dataclass(frozen=True)
-class OptimizerConfig(Section):
-    """Adam, AdamW or SGD, what weight decay acts on, and the learning rate of radii.
-
-    Args:
-        decay: "weights" spares decoupled weights, normalization, radii and biases (`hb.optim.parameter_groups`);
-            "weights+norms" decays normalization too, as the authors of Decoupled Networks do; "classifier+norms" spares
-            all other weights then, of plain filters too; "all" spares nothing.
-        radius_lr: the learning rate of radii and of all else that operators learn; None is `lr`.
-        radius_schedule: "same" follows the schedule, "constant" does not.
-    """
-
-    section: ClassVar[str] = "optimizer"
-    name: Literal["adam", "adamw", "sgd"] = "adam"
-    lr: float = 1e-3
-    momentum: float = 0.9
-    nesterov: bool = False
-    betas: tuple[float, float] = (0.9, 0.999)
-    eps: float = 1e-8
-    weight_decay: float = 0.0
-    decay: Literal["weights", "weights+norms", "classifier+norms", "all"] = "weights"
-    radius_lr: float | None = None
-    radius_schedule: Literal["same", "constant"] = "same"
-
-    def check(self) -> None:
-        self.require(0 < self.lr <= LARGEST, "lr", "> 0" if self.lr <= 0 else "at most 1e30")
-        self.require(0 <= self.momentum < 1, "momentum", "in [0, 1)")
-        self.require(all(0 <= beta < 1 for beta in self.betas), "betas", "two numbers in [0, 1)")
-        self.require(self.eps > 0, "eps", "> 0")
-        self.require(0 <= self.weight_decay <= 1e6, "weight_decay", "in [0, 1e6]")
-        self.require(self.radius_lr is None or 0 <= self.radius_lr <= LARGEST, "radius_lr", "in [0, 1e30] or null")
-        if self.nesterov and (self.name != "sgd" or self.momentum == 0):
-            raise RecipeError(
-                f"`optimizer.nesterov` needs sgd with `optimizer.momentum` > 0, got {self.name} and {self.momentum:g}"
-            )
-
-
-@dataclass(frozen=True)
-class ScheduleConfig(Section):
-    """The learning rate over time, as a factor of `optimizer.lr`.
-
-    Args:
-        unit: what `warmup`, `milestones` and `every` count.
-        warmup: linear from zero over so many units.
-        milestones: "step" multiplies by `gamma` at each of these; `every` does so at every multiple.
-        floor: the factor at which "cosine" ends and below which "plateau" does not go.
-        patience: "plateau" multiplies by `gamma` after so many evaluations without a better test loss.
-    """
-
-    section: ClassVar[str] = "schedule"
-    name: Literal["constant", "step", "cosine", "plateau"] = "constant"
-    unit: Unit = "epochs"
-    warmup: float = 0.0
-    milestones: tuple[float, ...] = ()
-    every: float | None = None
-    gamma: float = 0.1
-    floor: float = 0.0
-    patience: int = 5
-
-    def check(self) -> None:
-        self.require(self.warmup >= 0, "warmup", ">= 0")
-        self.require(all(mark > 0 for mark in self.milestones), "milestones", "positive")
-        self.require(list(self.milestones) == sorted(set(self.milestones)), "milestones", "in ascending order")
-        self.require(self.every is None or self.every > 0, "every", "> 0 or null")
-        self.require(0 < self.gamma < 1, "gamma", "between 0 and 1")
-        self.require(0 <= self.floor <= 1, "floor", "in [0, 1]")
-        self.require(self.patience >= 0, "patience", ">= 0")
-        marked = bool(self.milestones) + (self.every is not None)
-        if self.name == "step" and marked != 1:
-            raise RecipeError('`schedule.name` "step" needs `schedule.milestones` or `schedule.every`, and not both')
-        if self.name != "step" and marked:
-            raise RecipeError(
-                f'`schedule.milestones` and `schedule.every` are for `schedule.name` "step", got {self.name!r}'
-            )
-
-
-@dataclass(frozen=True)
-class RegularizerConfig(Section):
-    """What is added to the loss, done to gradients, or averaged.
-
-    Args:
-        clip_norm: the largest norm of the whole gradient.
-        orthogonality: the factor of `hb.optim.orthogonality`, of which `orthogonality_kind` is the kind;
-            `orthogonality_unit` divides filters by their norms first, as the authors do.
-        weighted_gradients: where `hb.optim.WeightedGradients` acts.
-        ema: decay of the exponential moving average of the weights, which is then what is evaluated.
-    """
-
-    section: ClassVar[str] = "regularizers"
-    label_smoothing: float = 0.0
-    clip_norm: float | None = None
-    orthogonality: float = 0.0
-    orthogonality_kind: Literal["orthonormal", "orthogonal"] = "orthonormal"
-    orthogonality_unit: bool = True
-    weighted_gradients: Literal["none", "grad", "update"] = "none"
-    ema: float | None = None
-
-    def check(self) -> None:
-        self.require(0 <= self.label_smoothing < 1, "label_smoothing", "in [0, 1)")
-        self.require(self.clip_norm is None or self.clip_norm > 0, "clip_norm", "> 0 or null")
-        self.require(self.orthogonality >= 0, "orthogonality", ">= 0")
-        self.require(self.ema is None or 0 < self.ema < 1, "ema", "between 0 and 1, or null")
-
-
-@dataclass(frozen=True)
-class ProjectionConfig(Section):
-    """Weight projection, `hb.optim.WeightProjection`: filters back to length `scale` every so many steps."""
-
-    section: ClassVar[str] = "projection"
-    every: int | None = None
-    scale: float = 1.0
-
-    def check(self) -> None:
-        self.require(self.every is None or self.every >= 1, "every", ">= 1 or null")
-        self.require(self.scale > 0, "scale", "> 0")
-
-
-@dataclass(frozen=True)
-class AdversarialConfig(Section):
-    """Adversarial training on images in [0, 1].
-
-    Args:
-        method: "fgsm", "fast" (FGSM from a random start), "pgd", or "trades".
-        epsilon: the largest change of a pixel; `step` is that of one iteration (None: fgsm ε, fast 1.25 ε, else ε/4).
-        share: the weight of the adversarial loss; the rest is that of the clean one. TRADES takes `beta` instead.
-    """
-
-    section: ClassVar[str] = "adversarial"
-    method: Literal["none", "fgsm", "fast", "pgd", "trades"] = "none"
-    epsilon: float = 8 / 255
-    step: float | None = None
-    iterations: int = 10
-    share: float = 1.0
-    beta: float = 6.0
-
-    def check(self) -> None:
-        self.require(0 < self.epsilon <= 1, "epsilon", "in (0, 1], the range of pixels")
-        self.require(self.step is None or self.step > 0, "step", "> 0 or null")
-        self.require(self.iterations >= 1, "iterations", ">= 1")
-        self.require(0 < self.share <= 1, "share", "in (0, 1]")
-        self.require(self.beta > 0, "beta", "> 0")
-        self.require(self.step is None or self.method != "fgsm", "step", "null for fgsm, whose one step is epsilon")
-
-    @property
-    def step_size(self) -> float:
-        """The step of one iteration."""
-        factors = {"fgsm": 1.0, "fast": 1.25}
-        return self.step if self.step is not None else self.epsilon * factors.get(self.method, 0.25)
-
-
-@dataclass(frozen=True)
-class HomotopyConfig(Section):
-    """From the plain network to the decoupled one over the first `steps` steps (`hb.convert.Homotopy`); 0 is off."""
-
-    section: ClassVar[str] = "homotopy"
-    steps: int = 0
-
-    def check(self) -> None:
-        self.require(self.steps >= 0, "steps", ">= 0")
-
-
-@dataclass(frozen=True)
-class StartConfig(Section):
-    """What a run begins with.
-
-    Args:
-        weights: pretrained ones, a run's folder or a .safetensors file; radii that it lacks keep their initial values.
-        statistics: "first_batch" begins the running statistics of normalization at those of the first batch, "torch"
-            at mean 0 and variance 1; with pretrained weights they are the pretrained ones.
-    """
-
-    section: ClassVar[str] = "start"
-    weights: str | None = None
-    statistics: Literal["first_batch", "torch"] = "first_batch"
-
-
-@dataclass(frozen=True)
-class EngineConfig(Section):
-    """How the work is done; None means wherever it works, and a run records what was done and why.
-
-    Args:
-        compile: torch.compile of the network; None compiles plain ones on one GPU, from 2,000 steps on.
-        capture: the whole step as one CUDA graph.
-        synchronize: statistics of BatchNorm and relative radii over all processes, so that losses equal those of one.
-        channels_last: memory format of images on a GPU.
-    """
-
-    section: ClassVar[str] = "engine"
-    compile: bool | None = None
-    capture: bool | None = None
-    synchronize: bool = True
-    channels_last: bool = True
-
-
-@dataclass(frozen=True)
-class LogConfig(Section):
-    """How often a run speaks and saves: losses every so many steps, the rest every so many epochs.
-
-    Args:
-        checkpoint_steps: save every so many steps too.
-        evaluation_batch: samples of one batch of an evaluation.
-        norms: with the losses, lengths of filters and of their gradients in the latest step.
-    """
-
-    section: ClassVar[str] = "log"
-    every: int = 50
-    norms: bool = False
-    evaluate_every: int = 1
-    evaluation_batch: int = 512
-    checkpoint_every: int = 1
-    checkpoint_steps: int | None = None
-    tensorboard: bool = False
-
-    def check(self) -> None:
-        for name in ("every", "evaluate_every", "evaluation_batch", "checkpoint_every"):
-            self.require(getattr(self, name) >= 1, name, ">= 1")
-        self.require(self.checkpoint_steps is None or self.checkpoint_steps >= 1, "checkpoint_steps", ">= 1 or null")
 
 
 @dataclass(frozen=True)
@@ -336,17 +37,17 @@ class Recipe(Section):
     True
     """
 
-    data: DataConfig = DataConfig()
+    data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
-    optimizer: OptimizerConfig = OptimizerConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
-    regularizers: RegularizerConfig = RegularizerConfig()
-    projection: ProjectionConfig = ProjectionConfig()
-    adversarial: AdversarialConfig = AdversarialConfig()
-    homotopy: HomotopyConfig = HomotopyConfig()
-    start: StartConfig = StartConfig()
-    engine: EngineConfig = EngineConfig()
-    log: LogConfig = LogConfig()
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = field(default_factory=ScheduleConfig)
+    regularizers: RegularizerConfig = field(default_factory=RegularizerConfig)
+    projection: ProjectionConfig = field(default_factory=ProjectionConfig)
+    adversarial: AdversarialConfig = field(default_factory=AdversarialConfig)
+    homotopy: HomotopyConfig = field(default_factory=HomotopyConfig)
+    start: StartConfig = field(default_factory=StartConfig)
+    engine: EngineConfig = field(default_factory=EngineConfig)
+    log: LogConfig = field(default_factory=LogConfig)
     epochs: int | None = None
     steps: int | None = None
     batch_size: int = 128

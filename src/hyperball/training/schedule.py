@@ -7,7 +7,7 @@ from bisect import bisect_right
 from typing import Any
 
 from hyperball.training.fields import RecipeError
-from hyperball.training.recipe import ScheduleConfig
+from hyperball.training.sections import ScheduleConfig
 
 SMALLEST_GAIN = 1e-4  # a test loss is better if it is lower by this share
 

@@ -13,7 +13,8 @@ from torch import Tensor
 from hyperball import data
 from hyperball.data import Augment, Batches, Dataset, Draw, Files, Samples
 from hyperball.training.fields import RecipeError
-from hyperball.training.recipe import DataConfig, Recipe
+from hyperball.training.recipe import Recipe
+from hyperball.training.sections import DataConfig
 
 OUTLIER_SEEDS = {"train": 1, "test": 2}
 SPLITS = tuple(OUTLIER_SEEDS)
@@ -55,6 +56,8 @@ def load_set(
     return dataset
 
 
+WINDOW = "window"
+MOST_BYTES = 16 * 2**30  # of image files that are held in memory
 FOR_IMAGES = ("crop", "flip", "cutout")
 FOR_POINTS = ("points", "outliers", "rotate", "jitter")
 
@@ -62,12 +65,14 @@ FOR_POINTS = ("points", "outliers", "rotate", "jitter")
 def check_kind(config: DataConfig, dataset: Dataset) -> None:
     """Refuse options of images for points, and the other way round."""
     if isinstance(dataset.train, Files):
-        for name in ("crop", "pad"):
-            if getattr(config, name) != getattr(DataConfig(), name):
+        for name, allowed in (("crop", (None, WINDOW)), ("pad", (DataConfig().pad,))):
+            if getattr(config, name) not in allowed:
                 raise RecipeError(
                     f"`data.{name}` is for images in memory, got {getattr(config, name)!r} for the files of "
-                    f"{dataset.name}, whose crops are random parts resized to `data.image_size`"
+                    f"{dataset.name}, whose crops are random parts resized to `data.image_size`, or windows"
                 )
+    elif config.crop == WINDOW:
+        raise RecipeError(f'`data.crop` "window" is for image files, got it for {dataset.name}, which is in memory')
     wrong, other = (FOR_POINTS, "points") if dataset.kind == "images" else (FOR_IMAGES, "images")
     for name in wrong:
         if getattr(config, name):
@@ -107,9 +112,10 @@ def for_evaluation(config: DataConfig, known: DataConfig) -> DataConfig:
 
 
 def augmentation(config: DataConfig) -> Augment:
+    crop = None if config.crop == "window" else config.crop
     return Augment(
-        crop=config.crop, pad=config.pad, flip=config.flip, cutout=config.cutout,
-        rotate=config.rotate, jitter=config.jitter,
+        crop=crop, pad=config.pad, flip=config.flip, cutout=config.cutout, rotate=config.rotate, jitter=config.jitter,
+        window=config.image_size if config.crop == WINDOW else 0,
     )  # fmt: skip
 
 
@@ -191,9 +197,24 @@ def train_feed(recipe: Recipe, dataset: Dataset, device: torch.device, rank: int
     options: dict[str, Any] = {
         "shuffle": True, "seed": recipe.seed, "drop_last": True, "rank": rank, "world_size": world_size,
     }  # fmt: skip
-    if isinstance(dataset.train, Files):
+    train = dataset.train
+    if isinstance(train, Files) and recipe.data.crop == WINDOW:
+        train = held_in_memory(train, recipe.data, dataset.name)
+    if isinstance(train, Files):
         options.update(size=recipe.data.image_size, workers=recipe.data.workers, device=device)
-        stream = data.stream(dataset.train, recipe.batch_size, augment=augmentation(recipe.data), **options)
+        stream = data.stream(train, recipe.batch_size, augment=augmentation(recipe.data), **options)
         return StreamFeed(stream, share, device)
-    batches = Batches(dataset.train.to(device), recipe.batch_size, augment=augmentation(recipe.data), **options)
+    batches = Batches(train.to(device), recipe.batch_size, augment=augmentation(recipe.data), **options)
     return ResidentFeed(batches, share)
+
+
+def held_in_memory(files: Files, config: DataConfig, name: str) -> Samples:
+    """The central squares of image files, out of which windows are cut."""
+    side = data.shorter_side(config.image_size)
+    size = 3 * side**2 * len(files)
+    if size > MOST_BYTES:
+        raise RecipeError(
+            f'`data.crop` "window" would hold {size / 2**30:.0f} GiB of {name} in memory, more than '
+            f"{MOST_BYTES / 2**30:.0f}; null streams random parts"
+        )
+    return data.decode(files, side, workers=config.workers)

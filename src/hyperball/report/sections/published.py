@@ -15,7 +15,7 @@ from hyperball.report.page import Gallery, Section
 from hyperball.report.sections.join import Joined, Line
 from hyperball.report.sections.table_curves import convergence, outliers, radii
 from hyperball.report.tables import MISSING, Cell, Table, spread, trimmed, where
-from hyperball.verdicts import LOST, NEAR, better, in_order, is_error, order_words, verdict
+from hyperball.verdicts import AGREES, CONTRADICTION, LOST, NEAR, better, in_order, is_error, order_words, verdict
 from hyperball.verdicts import compares as comparable
 
 METRICS = {"error": "Test error, %", "top1": "Test accuracy, %", "top5_error": "Top-5 test error, %"}
@@ -77,8 +77,10 @@ def finding(table: Published, lines: Sequence[Line], done: Sequence[Line]) -> st
             f"{said}; differences to the paper are those of a shorter schedule, so only the ordering can be "
             f"compared{order}."
         )
-    near = sum(tone(table, line) in ("better", "near") for line in known)
-    return f"{said}; {near} of {len(known)} are within {NEAR:g} points of the paper or better."
+    tones = [tone(table, line) for line in known]
+    near, against = sum(word in AGREES for word in tones), tones.count("contradicts")
+    also = f"; {against} contradict it: {CONTRADICTION}" if against else ""
+    return f"{said}; {near} of {len(known)} are within {NEAR:g} points of the paper or better{also}."
 
 
 def pairs_in_order(lines: Sequence[Line]) -> tuple[int, int]:
@@ -91,12 +93,12 @@ def pairs_in_order(lines: Sequence[Line]) -> tuple[int, int]:
 
 
 def compares(line: Line) -> bool:
-    """Whether ours can be held against the paper's: two numbers, or a network that did not converge here."""
+    """Whether ours can be held against the paper's: two numbers, or a network that did not converge."""
     return comparable(line.number.published, line.difference, bool(line.lost))
 
 
 def tone(table: Published, line: Line) -> str:
-    """better, near or worse than the paper; nothing at another scale, where that would be unfair."""
+    """better, near, worse or "contradicts"; nothing at another scale, where that would be unfair."""
     if not compares(line) or table.scale != "paper" or not is_share(table.metric):
         return ""
     return verdict(table.metric, line.number.published, line.difference, bool(line.lost))
@@ -165,14 +167,20 @@ def cell(table: Published, line: Line | None, best: float | None) -> Cell:
         return Cell("")
     gap = "" if line.difference is None or not is_share(table.metric) else f" ({signed(line.difference)})"
     known = line.number.published is not None
+    word = tone(table, line)
+    gap = " (contradicts)" if word == "contradicts" else gap
     remark = f"paper {paper(line.number)}{gap}" if known else ""
     marked = best is not None and line.mean == best and not line.doubts and not line.lost
-    word = tone(table, line)
     return Cell(line.text, marked, remark, line.mean, tip(table, line), word, doubted=bool(line.doubts))
 
 
 def paper(number: Number) -> str:
     return MISSING if number.published is None else str(number.published)
+
+
+def difference(gap: float | None, word: str) -> str:
+    """Ours less the paper's, or that it contradicts a network that the paper could not train."""
+    return "contradicts" if word == "contradicts" else MISSING if gap is None else signed(gap)
 
 
 def signed(value: float) -> str:
@@ -216,7 +224,7 @@ def detail_table(table: Published, lines: Sequence[Line]) -> Table:
         rows.append((
             Cell(number.row, remark=line.variant or kind_of(line)), Cell(number.column),
             Cell(line.text, sort=line.mean, tip=told), Cell(paper(number), sort=known),
-            Cell(MISSING if gap is None else signed(gap), sort=gap, tone=tone(table, line)),
+            Cell(difference(gap, tone(table, line)), sort=gap, tone=tone(table, line)),
             Cell("", sort=gap, plot=plot(line, axis) if axis and (line.values or known is not None) else None),
             Cell(spread(line.best), sort=statistics.fmean(line.best) if line.best else None),
             Cell(str(line.seeds) if line.is_done else MISSING, sort=line.seeds),

@@ -7,6 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
+from hyperball.experiments.text import far_apart
 from hyperball.report.charts import Chart, Series
 from hyperball.report.doubts import Doubt, counted, distinct, gathered
 from hyperball.report.files import clipped, flat, is_number
@@ -26,7 +27,7 @@ LEAD = (
     "images never share a row. A doubt says why a number may be too high: hover over it, or read the list below."
 )
 PIXELS = 255.0
-NOWHERE = f"{MISSING}: at none of the budgets of the sweep"
+NOWHERE = f"{MISSING}: at none of the budgets of the sweep; several numbers are one a network, where they are far apart"
 
 
 def robustness_section(found: Found) -> Section | None:
@@ -77,7 +78,10 @@ def budget_tables(cells: Sequence[RobustCell], owners: Owners, tables: Tables) -
 
 
 def budget_table(cells: Sequence[RobustCell], owners: Owners, tables: Tables) -> Table:
-    """The mean budget over seeds at which networks have the paper's numbers, a row a network, a column an attack."""
+    """The budgets at which networks have the paper's numbers, a row a network, a column an attack.
+
+    The mean over seeds, or each where they are far apart.
+    """
     columns = tuple(dict.fromkeys(one.attack for cell in cells for one in cell.located))
     rows, operators = [], []
     for label, members in grouped(cells, lambda cell: cell.label).items():
@@ -99,7 +103,13 @@ def budget_cell(found: Sequence[Located], seeds: int) -> Cell:
     if not found:
         return Cell(MISSING)
     held = [PIXELS * one.epsilon for one in found]
-    return Cell(ending(held, networks=seeds), remark=f"paper {found[0].published} %", sort=fmean(held))
+    fewer = f" [{len(held)} of {seeds}]" if len(held) < seeds else ""
+    each = ", ".join(f"{value:.2f}" for value in held) + fewer
+    return Cell(
+        each if far_apart(held) else ending(held, networks=seeds),
+        remark=f"paper {found[0].published} %",
+        sort=fmean(held),
+    )
 
 
 def budget(entry: Attack) -> str:
@@ -175,7 +185,9 @@ def attack_table(entries: Sequence[Attack], owners: Owners, tables: Tables) -> T
         first, told = members[0], tip(members, owners)
         every, lost = trained.get((protocol(recipe_of(first, owners)), scale_of(first, owners)), (set(), set()))
         count = len(every | set(by_seed(members, owners)))
-        cells = [attack_cell(one_each(name, members, owners)[0], len(lost), count, told) for name in columns]
+        shared = {"worst case": most_attacked(members)}
+        found = [one_each(name, shared.get(name, members), owners)[0] for name in columns]
+        cells = [attack_cell(values, len(lost), count, told) for values in found]
         doubts = attack_doubts(members, owners)
         sentences = "\n".join(doubt.sentence for doubt in doubts)
         rows.append((
@@ -197,6 +209,12 @@ def attack_cell(shares: Sequence[float], lost: int, networks: int, told: str) ->
     """Accuracies in percent; a dash where no network has one, be it that some did not converge."""
     values = [100 * share for share in shares]
     return Cell(ending(values, lost, networks), sort=fmean(values), tip=told) if values else Cell(MISSING, tip=told)
+
+
+def most_attacked(entries: Sequence[Attack]) -> list[Attack]:
+    """Those that withstood as many attacks as any: a worst case of fewer is another number."""
+    most = max((entry.attacks.keys() for entry in entries), key=len)
+    return [entry for entry in entries if most <= entry.attacks.keys()]
 
 
 def by_recipe(entries: Sequence[Kind], owners: Owners) -> list[list[Kind]]:
