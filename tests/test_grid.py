@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from runner_cases import RECORD, FakeCells
 
 from hyperball import models
 from hyperball.cli import main
@@ -130,16 +131,6 @@ def write_grid(folder, magnitudes=("tanh", "ball", "sphere"), seeds=1):
     return folder / "grid.json"
 
 
-RECORD = """
-import json, pathlib, sys
-folder = pathlib.Path(sys.argv[1])
-recipe = json.loads((folder / "cell.json").read_text())
-(folder / "recipe.json").write_text(json.dumps(recipe))
-last = {"top1": 0.5 + recipe["seed"] / 10, "loss": 1.0}
-tree = dict(recipe=recipe, status="finished", results=dict(last=last, best=last, first_epoch=last), conditions={},
-            engine={}, environment={}, timing=dict(seconds=1.0), notes=[], format=1)
-(folder / "record.json").write_text(json.dumps(tree))
-"""
 CRASHES = {
     "ball": "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)",
     "sphere": "raise SystemExit('ValueError: out of luck')",
@@ -149,20 +140,10 @@ CRASHES = {
 @pytest.fixture
 def fake_cells(monkeypatch):
     """Cells that take no time: each writes a record, except for those in the dictionary."""
-    crashes = dict(CRASHES)
-    started = []
-
-    def start(job, count):
-        job.folder.mkdir(parents=True, exist_ok=True)
-        (job.folder / "cell.json").write_text(json.dumps(job.cell.recipe.to_dict()))
-        started.append(job.cell.name)
-        code = crashes.get(job.cell.recipe.model.magnitude, RECORD)
-        with (job.folder / runners.LOG).open("ab") as log:
-            return subprocess.Popen([sys.executable, "-S", "-c", code, str(job.folder)], stdout=log, stderr=log)
-
-    monkeypatch.setattr(runners, "start", start)
+    cells = FakeCells(CRASHES)
+    monkeypatch.setattr(runners, "start", cells)
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
-    return crashes, started
+    return cells.scripts, cells.started
 
 
 def test_a_crashed_cell_is_named_and_the_others_go_on(fake_cells, tmp_path, capsys):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import math
 import signal
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -133,46 +134,94 @@ def say_times(name: str, text: str) -> int:
 def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: float) -> int:
     """Train what is not done, test, draw, compare, and keep."""
     from hyperball.experiments import reproduce as work
-    from hyperball.experiments.attack_jobs import doubts_of, with_attacks
-    from hyperball.experiments.collecting import seeds_in, write_table
-    from hyperball.experiments.runners import run_local
-    from hyperball.experiments.summary import unfinished
-    from hyperball.experiments.tables import whole_of
+    from hyperball.experiments.attack_jobs import with_attacks
+    from hyperball.experiments.collecting import Keeper
+    from hyperball.experiments.runners import run_local, shielded
+    from hyperball.experiments.sharing import take_over
 
     table = whole.select(chosen(own.cells, whole)).at(own.scale)
     out = Path(own.out) / folder
     seeds = range(own.first_seed, own.first_seed + own.seeds)
     jobs = work.jobs_of(table, seeds, out, own.data_root, own.accelerator)
+    for taken in [] if own.dry_run else take_over(jobs, out):
+        speak(taken)
     everything = with_attacks(table, jobs, seeds)
     waiting = [job for job in everything if not job.is_done]
+    announce(table, own, everything, waiting, out)
+    if own.dry_run:
+        return 0
+    work.check_data(waiting)
+    keeper = Keeper(whole.at(own.scale), own.scale, out, Path(own.collect) / folder if own.collect else None)
+
+    def keep(ended: Job) -> None:
+        keeper.keep_cells([job for job in everything if job.folder == ended.folder])
+
+    ends = run_local(waiting, own.jobs, speak, None if over == math.inf else over - time.monotonic(), keep)
+    is_over = time.monotonic() >= over
+    if is_over:
+        ends = [replace(end, interrupted=bool(end.reason)) for end in ends]
+    asked = not is_over and any(end.interrupted and not end.late for end in ends)
+    with shielded():
+        keeper.keep_all(everything)
+    lacking, drawn = measure_and_draw(whole, table, jobs, own, out, time.monotonic() if asked else over)
+    with shielded():
+        keeper.keep_all(everything)
+    say_table(table, own.scale, jobs)
+    code = say_rest(everything, ends, lacking, drawn)
+    if asked or not (drawn or time.monotonic() >= over):
+        raise KeyboardInterrupt  # no other table is begun
+    return code
+
+
+def announce(
+    table: Experiment, own: argparse.Namespace, jobs: Sequence[Job], waiting: Sequence[Job], out: Path
+) -> None:
+    """Say which table it is, how much of it is done, and with `--dry-run` every cell."""
     print(f"{table.title} ({table.source})")
-    print(f"{len(everything)} cells, {len(everything) - len(waiting)} done before, in {out}", flush=True)
+    print(f"{len(jobs)} cells, {len(jobs) - len(waiting)} done before, in {out}", flush=True)
     if own.scale != "paper":
         print(f"{own.scale}: {table.words(own.scale)}; the paper's numbers are those of the full schedule")
     if own.dry_run:
-        print("\n".join(f"{'done' if job.is_done else 'to do':>5}  {job.cell.name}" for job in everything))
-        return 0
-    work.check_data(waiting)
-    ends = run_local(waiting, own.jobs, speak, None if over == math.inf else over - time.monotonic())
-    if time.monotonic() >= over:
-        ends = [replace(end, interrupted=bool(end.reason)) for end in ends]
-    if any(end.interrupted for end in ends):
-        over = time.monotonic()
-    work.annotate(table, own.scale, jobs)
-    ends += untested(jobs, work.measure_conditions(table, jobs, own.jobs, over))
-    drawn = whole_of(whole).at(own.scale)
-    pictures = work.draw(drawn, work.jobs_of(drawn, seeds_in(out), out, own.data_root, own.accelerator), out, over)
-    cut = bool(drawn.draws) and time.monotonic() >= over
-    write_table(whole.at(own.scale), own.scale, out)
-    if own.collect:
-        keep(whole.at(own.scale), own.scale, everything, pictures, Path(own.collect) / folder)
+        print("\n".join(f"{'to do' if job in waiting else 'done':>5}  {job.cell.name}" for job in jobs))
+
+
+def measure_and_draw(
+    whole: Experiment, table: Experiment, jobs: Sequence[Job], own: argparse.Namespace, out: Path, over: float
+) -> tuple[list[End], bool]:
+    """Measure conditions and draw, until the time is over or Ctrl-C: the cells that lack tests, and if all is drawn."""
+    from hyperball.experiments.collecting import seeds_in
+    from hyperball.experiments.conditions import measure_conditions, untested
+    from hyperball.experiments.drawing import draw
+    from hyperball.experiments.reproduce import jobs_of
+    from hyperball.experiments.tables import whole_of
+
+    drawn, reasons = whole_of(whole).at(own.scale), dict[str, str]()
+    finished = False
+    with contextlib.suppress(KeyboardInterrupt):
+        reasons = measure_conditions(table, jobs, own.jobs, over)
+        finished = draw(drawn, jobs_of(drawn, seeds_in(out), out, own.data_root, own.accelerator), out, over)
+    return untested(table, jobs, reasons), finished
+
+
+def say_table(table: Experiment, scale: Scale, jobs: Sequence[Job]) -> None:
+    """Print the cells of a command beside the paper's, and what to know when reading them."""
+    from hyperball.experiments import reproduce as work
+    from hyperball.experiments.attack_jobs import doubts_of
+
     lines = work.compare(table, jobs)
-    print(f"\n{work.table(table, lines)}")
+    print(f"\n{work.table(table, lines, scale)}")
     print("\n".join([*doubts_of(table, jobs), *(f"note: {note}" for note in work.notes_of(table, lines))]))
-    code = conclude(unfinished(everything, ends), ends)
-    if cut and code != INTERRUPTED:
-        print("the time was over before all pictures were drawn; the same command goes on", file=sys.stderr)
-    return INTERRUPTED if cut else code
+
+
+def say_rest(jobs: Sequence[Job], ends: Sequence[End], lacking: Sequence[End], drawn: bool) -> int:
+    """Name what is not done; 0 if nothing is, 130 where the same command goes on."""
+    from hyperball.experiments.summary import unfinished
+
+    missing = {**{end.job.cell.name: end.reason for end in lacking}, **unfinished(jobs, ends)}
+    code = conclude(missing, [*ends, *lacking])
+    if not drawn and code != INTERRUPTED:
+        print("interrupted before all pictures were drawn; the same command goes on", file=sys.stderr)
+    return code if drawn else INTERRUPTED
 
 
 def chosen(text: str, table: Experiment) -> list[str]:
@@ -194,28 +243,6 @@ def chosen(text: str, table: Experiment) -> list[str]:
 def spaced(name: str) -> str:
     """A name with one space behind each comma, however it was typed."""
     return ", ".join(part.strip() for part in name.split(","))
-
-
-def untested(jobs: Sequence[Job], missing: Mapping[str, Sequence[str]]) -> list[End]:
-    """The cells that the end of the time left without some of their tests."""
-    from hyperball.experiments.runners import End
-
-    return [
-        End(job, f"conditions are to be measured: {', '.join(missing[job.cell.name])}", interrupted=True)
-        for job in jobs
-        if job.cell.name in missing
-    ]
-
-
-def keep(table: Experiment, scale: Scale, jobs: Sequence[Job], pictures: Sequence[Path], folder: Path) -> None:
-    """Copy records, pictures and the table to where they are kept, and say what was left as it is."""
-    from hyperball.experiments.collecting import collect, keep_pictures, write_table
-    from hyperball.experiments.tables import whole_of
-
-    said = [*collect(jobs, folder), *keep_pictures(whole_of(table).at(scale), pictures, folder)]
-    said.append(write_table(table, scale, folder, shrinks=False))
-    for sentence in filter(None, said):
-        print(sentence)
 
 
 def markdown(results: Path, tables: Sequence[str], files: Sequence[Path], check: bool) -> int:

@@ -8,6 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hyperball.training.files import FileError
+from hyperball.training.record import DIVERGED, RECORD, Record
+
 SHARES = ("top1", "top5")
 LARGEST = 1e100  # what lies beyond is no measurement
 
@@ -15,6 +18,15 @@ LARGEST = 1e100  # what lies beyond is no measurement
 @cache
 def leave_out(path: Path, reason: str) -> None:
     print(f"left out {path}: {reason}", file=sys.stderr)
+
+
+def damage(folder: Path) -> str:
+    """Why the record of a run's folder is none that tables and kept records count; "" where it is one."""
+    try:
+        record = Record.read(folder)
+    except FileError as error:
+        return str(error).removeprefix(f"{folder / RECORD}: ")
+    return "" if record.status == DIVERGED else odd_results(record.results)
 
 
 def is_number(value: Any) -> bool:

@@ -1,20 +1,23 @@
-"""Records of finished cells, copied to where they are kept: small, and never written over."""
+"""Records of finished cells, copied to where they are kept: small, whole, and never written over."""
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from hyperball.experiments.attack_jobs import doubts_of
-from hyperball.experiments.broken import leave_out
+from hyperball.experiments.broken import damage
+from hyperball.experiments.conditions import CONDITIONS, conditions_in
+from hyperball.experiments.drawing import PICTURES, drawn_by, finished_of, write_picture
 from hyperball.experiments.pictures import convergence, filter_lengths, learned_radii
-from hyperball.experiments.reproduce import CONDITIONS, PICTURES, as_data, compare, conditions_in, finished_of, jobs_of
+from hyperball.experiments.reproduce import annotate, as_data, compare, jobs_of
 from hyperball.experiments.robustness_record import ROBUSTNESS
-from hyperball.experiments.runners import Job, foreign
+from hyperball.experiments.runners import Job, foreign, reason_of
 from hyperball.experiments.scales import Scale
-from hyperball.experiments.table import Draw, Experiment, Finished
+from hyperball.experiments.table import Draw, Experiment
+from hyperball.experiments.tables import whole_of
 from hyperball.training.files import FileError, read_tree, write_bytes, write_json
 from hyperball.training.record import METRICS, RECIPE, RECORD, Record, encoded, read_metrics, thinned
 
@@ -23,53 +26,107 @@ LINES = 60  # of every kind, that a kept metrics.jsonl holds
 FROM_RECORDS: tuple[Draw, ...] = (convergence, filter_lengths, learned_radii)  # other pictures need weights
 
 
-def collect(jobs: Sequence[Job], out: Path) -> list[str]:
-    """Copy what finished runs say of themselves, without their weights; sentences on what was left as it is.
+@dataclass
+class Keeper:
+    """Writes down what the runs of a table in `out` found, and keeps it in `kept` where that is a folder.
 
-    A record that is there stays: one of the same recipe is only completed, one of another protocol is named.
+    Both may be done at any time and again: as cells end, and when the work ends or is interrupted.
+    """
+
+    table: Experiment
+    scale: Scale
+    out: Path
+    kept: Path | None
+    told: set[str] = field(default_factory=set)
+
+    def keep_cells(self, jobs: Sequence[Job]) -> None:
+        """Say in finished records which cells they are, and keep them."""
+        annotate(self.table, self.scale, jobs)
+        self.say([] if self.kept is None else collect(jobs, self.kept))
+
+    def keep_all(self, jobs: Sequence[Job]) -> None:
+        """All of these cells, the table over all that lie there, and the pictures."""
+        self.keep_cells(jobs)
+        write_table(self.table, self.scale, self.out)
+        if self.kept is not None:
+            pictures = sorted((self.out / PICTURES).glob("*.json"))
+            self.say(keep_pictures(whole_of(self.table).at(self.scale), pictures, self.kept))
+            self.say([write_table(self.table, self.scale, self.kept, shrinks=False)])
+
+    def say(self, sentences: Sequence[str]) -> None:
+        """Print what was not said before."""
+        for sentence in filter(None, sentences):
+            if sentence not in self.told:
+                self.told.add(sentence)
+                print(sentence, flush=True)
+
+
+def collect(jobs: Sequence[Job], out: Path) -> list[str]:
+    """Copy what finished runs say of themselves, without their weights; sentences on what was not copied.
+
+    A record that is there stays: one of the same run is completed, one of another run or protocol is named. One that
+    cannot be read is none, and replaced.
     """
     said = []
     for job in jobs:
-        if job.is_done and job.trains:
-            kept = keep(job, out / job.cell.name)
-            said += [kept] if kept else []
+        if job.trains and job.is_done:
+            target = out / job.cell.name
+            try:
+                said += keep(job, target)
+            except Exception as error:
+                said.append(f"could not keep {job.folder}: {reason_of(error)}")
     return said
 
 
-def keep(job: Job, target: Path) -> str:
-    """Copy one run, or complete its copy; why it was not, where it was not."""
-    if (target / RECORD).exists():
-        reason = another(job, target)
-        if reason:
-            return f"kept {target} as it is: {reason}"
-    else:
-        target.mkdir(parents=True, exist_ok=True)
-        lines = thin(read_metrics(job.folder / METRICS))
-        write_bytes(target / METRICS, "".join(encoded(line) for line in lines).encode())
+def another(job: Job, target: Path) -> str:
+    """Why a kept record is not that of a job's run; nothing if it is, or if there is none that can be read."""
+    if damage(target):
+        return ""
+    known, own = Record.read(target), Record.read(job.folder)
+    difference = foreign(known, job.cell.recipe)
+    if difference:
+        return f"it is of another protocol: {difference}"
+    if (known.status, known.results) != (own.status, own.results):
+        return "it is another run of the same recipe"
+    return ""
+
+
+def keep(job: Job, target: Path) -> list[str]:
+    """Copy one run, or complete its copy: whatever is not there or cannot be read, the record last; what is to say."""
+    if problem := damage(job.folder):
+        return [f"could not keep {job.folder}: {problem}"]
+    if reason := another(job, target):
+        return [f"kept {target} as it is: {reason}"]
+    said = keep_metrics(job.folder / METRICS, target / METRICS)
+    is_new, broken = not (target / RECORD).exists(), damage(target)
+    if not (target / RECIPE).exists() or broken or replace(job, folder=target).missing():
         write_json(target / RECIPE, job.cell.recipe.to_dict())
-        shutil.copyfile(job.folder / RECORD, target / RECORD)
+    if broken:
+        write_bytes(target / RECORD, (job.folder / RECORD).read_bytes())
+        said += [] if is_new else [f"replaced {target / RECORD}, which could not be read: {broken}"]
     kept = conditions_in(target)
     measured = {**conditions_in(job.folder), **kept}
     if measured != kept:
         write_json(target / CONDITIONS, measured)
     if (job.folder / ROBUSTNESS).exists():  # it grows with every attack
-        shutil.copyfile(job.folder / ROBUSTNESS, target / ROBUSTNESS)
-    return ""
+        write_bytes(target / ROBUSTNESS, (job.folder / ROBUSTNESS).read_bytes())
+    return said
 
 
-def another(job: Job, target: Path) -> str:
-    """Why a kept record is not that of a job's run, or nothing if it is."""
+def keep_metrics(source: Path, target: Path) -> list[str]:
+    """Copy a few lines of a run's metrics, unless a copy that can be read is there; why not, where they are broken."""
     try:
-        known = Record.read(target)
-        difference = foreign(known, job.cell.recipe)
+        if target.exists() and read_metrics(target):
+            return []
+    except FileError:
+        pass
+    try:
+        lines = thin(read_metrics(source))
     except FileError as error:
-        return str(error)
-    if difference:
-        return f"it is of another protocol: {difference}"
-    own = Record.read(job.folder)
-    if (known.status, known.results) != (own.status, own.results):
-        return "it is another run of the same recipe"
-    return ""
+        return [f"kept no {METRICS} of {source.parent}: {error}"]
+    if lines or not target.exists():
+        write_bytes(target, "".join(encoded(line) for line in lines).encode())
+    return []
 
 
 def thin(lines: Sequence[dict[str, object]]) -> list[dict[str, object]]:
@@ -88,30 +145,19 @@ def keep_pictures(experiment: Experiment, pictures: Sequence[Path], out: Path) -
     finished = finished_of(experiment, jobs_of(experiment, seeds_in(out), out))
     for make in experiment.draws:
         if make in FROM_RECORDS:
-            drawn |= make([run for run in finished if is_drawable(make, run)])
+            drawn |= drawn_by(make, finished)
     for name, picture in drawn.items():
         path = out / PICTURES / f"{name}.json"
         lost = lost_series(path, picture)
         if lost:
             said.append(f"kept {path} as it is: the records in {out} have no curve of {lost[0]}")
         elif picture["series"]:
-            write_json(path, {"experiment": experiment.name, **picture})
+            write_picture(experiment, name, picture, out)
     for path in pictures:
         target = out / PICTURES / path.name
         if path.stem not in drawn and not target.exists():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(path, target)
+            write_bytes(target, path.read_bytes())
     return said
-
-
-def is_drawable(make: Draw, run: Finished) -> bool:
-    """Whether a run's metrics can be drawn; a run whose metrics are broken is named."""
-    try:
-        make([run])
-    except (FileError, KeyError, TypeError, ValueError, AttributeError) as error:
-        leave_out(run.folder / METRICS, f"it cannot be drawn ({type(error).__name__}: {error})")
-        return False
-    return True
 
 
 def lost_series(path: Path, picture: Mapping[str, Any]) -> list[str]:

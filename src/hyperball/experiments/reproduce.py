@@ -1,35 +1,27 @@
-"""Reproduce a published table: train its entries over seeds, test them under its conditions, compare with the paper."""
+"""A published table: its entries over seeds as jobs, and what their records say beside the paper's numbers."""
 
 from __future__ import annotations
 
-import math
-import multiprocessing
 import statistics
-import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from hyperball import data
-from hyperball.data import Dataset
-from hyperball.experiments.broken import leave_out, odd_number, odd_results
+from hyperball.experiments.broken import damage, leave_out
+from hyperball.experiments.conditions import conditions_in
 from hyperball.experiments.grid import Cell
 from hyperball.experiments.robust_numbers import attacked_numbers
-from hyperball.experiments.runners import Job
+from hyperball.experiments.runners import Job, reason_of, recipe_in
 from hyperball.experiments.scales import Scale
-from hyperball.experiments.table import Entry, Experiment, Finished, cell_name
+from hyperball.experiments.table import Entry, Experiment, cell_name
 from hyperball.experiments.text import NOTHING, columns, spread
-from hyperball.training import evaluate
 from hyperball.training.fields import RecipeError
-from hyperball.training.files import FileError, read_tree, write_json
-from hyperball.training.recipe import Recipe
-from hyperball.training.record import METRICS, RECIPE, RECORD, Record, read_metrics, thinned
+from hyperball.training.files import FileError
+from hyperball.training.record import METRICS, RECORD, Record, read_metrics, thinned
 from hyperball.verdicts import CHANCE, LOST, better, ends_at_chance, in_order, order_words
 
-CONDITIONS, PICTURES = "conditions.json", "pictures"
 CURVE = 60  # evaluations that a record keeps
 ERRORS = {"error": "top1", "top5_error": "top5"}
 
@@ -54,7 +46,7 @@ class Follower(Job):
     def missing(self) -> str:
         """As for any job, wherever the folder of the other one lay."""
         try:
-            known = Recipe.from_file(self.folder / RECIPE).start.weights
+            known = recipe_in(self.folder).start.weights
         except (FileError, RecipeError):
             return super().missing()
         if known is None or not Path(known).as_posix().endswith(self.after[0]):
@@ -83,7 +75,8 @@ def annotate(experiment: Experiment, scale: Scale, jobs: Sequence[Job]) -> None:
     """Say in every finished record which cell of which table it is, by which protocol, and how its accuracy rose."""
     entries = {entry.name: entry for entry in experiment.entries}
     for job in jobs:
-        if job.is_done and not (record := Record.read(job.folder)).experiment:
+        known = job.trains and job.cell.label in entries
+        if known and job.is_done and not (record := Record.read(job.folder)).experiment:
             about = about_cell(experiment, scale, entries[job.cell.label], job.cell.seed)
             replace(record, experiment=about, curve=curve_of(job.folder)).write(job.folder)
 
@@ -97,84 +90,13 @@ def about_cell(experiment: Experiment, scale: Scale, entry: Entry, seed: int) ->
 
 
 def curve_of(folder: Path) -> list[list[float]]:
-    """A few [epoch, top-1] of a run's evaluations."""
-    points = [[line["epoch"], line["top1"]] for line in read_metrics(folder / METRICS) if line["kind"] == "evaluation"]
-    return thinned(points, CURVE)
-
-
-def measure_conditions(
-    experiment: Experiment, jobs: Sequence[Job], count: int = 1, over: float = math.inf
-) -> dict[str, list[str]]:
-    """Measure every finished network under the further conditions of its entry, once, in up to `count` processes.
-
-    None is begun after `over`, a time of `time.monotonic`; what was not measured is returned, by the names of cells.
-    """
-    waiting = unmeasured(experiment, jobs)
-    if min(count, len(waiting)) < 2:
-        for job, wanted in waiting:
-            measure_one(job, wanted, over)
-    else:
-        with ProcessPoolExecutor(min(count, len(waiting)), multiprocessing.get_context("spawn")) as pool:
-            list(pool.map(measure_one, *zip(*waiting, strict=True), [over] * len(waiting)))
-    return {job.cell.name: list(wanted) for job, wanted in unmeasured(experiment, jobs)}
-
-
-def unmeasured(experiment: Experiment, jobs: Sequence[Job]) -> list[tuple[Job, dict[str, Mapping[str, Any]]]]:
-    """The finished networks that have not been tested under all conditions, and those that lack."""
-    found = []
-    for job in jobs:
-        entry = next(entry for entry in experiment.entries if entry.name == job.cell.label)
-        if entry.conditions and job.is_done and not job.diverged:
-            held = conditions_in(job.folder)
-            wanted = {name: changes for name, changes in entry.conditions.items() if name not in held}
-            found += [(job, wanted)] if wanted else []
-    return found
-
-
-def measure_one(job: Job, conditions: Mapping[str, Mapping[str, Any]], over: float = math.inf) -> None:
-    """Measure one network under conditions, and write down each as it is found."""
-    for name, changes in conditions.items():
-        if time.monotonic() >= over:
-            return
-        found = measured(job, changes)
-        write_json(job.folder / CONDITIONS, {**conditions_in(job.folder), name: found})
-
-
-def measured(job: Job, changes: Mapping[str, Any]) -> dict[str, Any]:
-    config, root = job.cell.recipe.data, job.data_root
-    dataset = whole_set(config.name, root)
-    changed = config.override(changes)
-    return evaluate(job.folder, data=changed, data_root=root, dataset=dataset, accelerator=job.accelerator).as_dict()
-
-
-@lru_cache(maxsize=1)
-def whole_set(name: str, root: str | None) -> Dataset:
-    """A set that many evaluations share, read once."""
-    return data.load(name, root)
-
-
-def finished_of(experiment: Experiment, jobs: Sequence[Job]) -> list[Finished]:
-    """The trained entries among jobs."""
-    entries = {entry.name: entry for entry in experiment.entries}
-    return [
-        Finished(entries[job.cell.label], job.cell.seed, job.folder, job.data_root, job.accelerator)
-        for job in jobs
-        if job.is_done and not job.diverged
-    ]
-
-
-def draw(experiment: Experiment, jobs: Sequence[Job], out: Path, over: float = math.inf) -> list[Path]:
-    """Write the pictures of an experiment's finished runs as plain data, one file each; none is begun after `over`."""
-    finished = finished_of(experiment, jobs)
-    written = []
-    for make in experiment.draws if finished else ():
-        if time.monotonic() >= over:
-            break
-        for name, picture in make(finished).items():
-            path = out / PICTURES / f"{name}.json"
-            write_json(path, {"experiment": experiment.name, **picture})
-            written.append(path)
-    return written
+    """A few [epoch, top-1] of a run's evaluations; none where its metrics are broken, which is named."""
+    try:
+        lines = [line for line in read_metrics(folder / METRICS) if line["kind"] == "evaluation"]
+        return thinned([[line["epoch"], line["top1"]] for line in lines], CURVE)
+    except (FileError, KeyError) as error:
+        leave_out(folder / METRICS, reason_of(error))
+        return []
 
 
 @dataclass(frozen=True)
@@ -215,14 +137,22 @@ def compare(experiment: Experiment, jobs: Sequence[Job]) -> list[Comparison]:
     """Every number of the table, those of further conditions behind the others."""
     lines = []
     for entry in experiment.entries:
-        done = [job for job in jobs if job.cell.label == entry.name and job.is_done]
+        done = [job for job in jobs if job.cell.label == entry.name and counts(job)]
         lines += compared(experiment, entry, done)
     return lines
 
 
+def counts(job: Job) -> bool:
+    """Whether a job is done; a record that cannot be read is named."""
+    problem = damage(job.folder) if (job.folder / RECORD).exists() else ""
+    if problem:
+        leave_out(job.folder / RECORD, problem)
+    return not problem and job.is_done
+
+
 def compared(experiment: Experiment, entry: Entry, ended: Sequence[Job]) -> list[Comparison]:
     """The comparisons of one entry: the test set as it is, then under each condition."""
-    whole = [(job, {} if job.diverged else results_in(job.folder)) for job in ended]
+    whole = [(job, {} if job.diverged else Record.read(job.folder).results) for job in ended]
     diverged = tuple(job.cell.seed for job, results in whole if job.diverged or guesses(job, results))
     kept = [(job, results) for job, results in whole if results and job.cell.seed not in diverged]
     done, records = [job for job, _ in kept], [results for _, results in kept]
@@ -270,34 +200,6 @@ def guesses(job: Job, results: Mapping[str, Any]) -> bool:
     return ends_at_chance(config.name, results.get("last") or {}, config.test_size)
 
 
-def results_in(folder: Path) -> dict[str, Any]:
-    """What a finished run's record has as results; nothing where that is broken, which is named."""
-    results = Record.read(folder).results
-    problem = odd_results(results)
-    if problem:
-        leave_out(folder / RECORD, problem)
-    return {} if problem else results
-
-
-def conditions_in(folder: Path) -> dict[str, Any]:
-    """What was measured under conditions, by their names; what is broken is named and left out."""
-    path = folder / CONDITIONS
-    if not path.exists():
-        return {}
-    try:
-        tree = read_tree(path)
-    except FileError as error:
-        leave_out(path, str(error))
-        return {}
-    if not isinstance(tree, dict):
-        leave_out(path, f"must be a mapping, got {tree!r}")
-        return {}
-    for name, metrics in tree.items():
-        if problem := odd_number(metrics):
-            leave_out(path, f"{name}: {problem}")
-    return {name: metrics for name, metrics in tree.items() if not odd_number(metrics)}
-
-
 def values_of(metric: str, results: Sequence[dict[str, Any]]) -> tuple[float, ...]:
     """A metric in percent, of every result that has it; "error" is 100 less top-1."""
     name = ERRORS.get(metric, metric)
@@ -305,11 +207,12 @@ def values_of(metric: str, results: Sequence[dict[str, Any]]) -> tuple[float, ..
     return tuple(100 - value for value in found) if metric in ERRORS else tuple(found)
 
 
-def table(experiment: Experiment, lines: Sequence[Comparison]) -> str:
-    """The comparison for a terminal."""
+def table(experiment: Experiment, lines: Sequence[Comparison], scale: Scale = "paper") -> str:
+    """The comparison for a terminal; a quick reduction shows an order, and no differences."""
     head = ("", "", f"{experiment.metric}, %", "best epoch", "paper", "difference", "seeds", *experiment.also)
-    text = columns([head, *(told(line) for line in lines)], left=2)
-    known = any(line.difference is not None for line in lines)
+    differs = scale != "quick"
+    text = columns([head, *(told(line, differs) for line in lines)], left=2)
+    known = differs and any(line.difference is not None for line in lines)
     sign = f"difference: ours less the paper's; {better(experiment.metric)}" if known else ""
     return "\n".join(filter(None, (text, sign, order_of(lines))))
 
@@ -327,10 +230,11 @@ def pairs_in_order(lines: Sequence[Comparison]) -> tuple[int, int]:
     ])  # fmt: skip
 
 
-def told(line: Comparison) -> tuple[str, ...]:
+def told(line: Comparison, differs: bool) -> tuple[str, ...]:
+    """The texts of one line, with its difference to the paper's where it `differs`."""
     best = f"{statistics.fmean(line.best):.2f}" if line.best else NOTHING
     paper = NOTHING if line.published is None else str(line.published)
-    difference = NOTHING if line.difference is None else f"{line.difference:+.2f}"
+    difference = NOTHING if line.difference is None or not differs else f"{line.difference:+.2f}"
     also = (f"{statistics.fmean(found):.2f}" if found else NOTHING for found in line.also.values())
     ours = spread(line.values, len(line.diverged))
     count = len(line.values) + len(line.diverged)

@@ -11,13 +11,15 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
 from hyperball._errors import FAILED, USAGE, exit_code, one_line
 from hyperball.experiments.cell import train_cell
 from hyperball.experiments.grid import Cell
+from hyperball.experiments.orphans import PRCTL, follow
 from hyperball.training.fields import RecipeError
 from hyperball.training.files import FileError, write_json
 from hyperball.training.folder import unlike
@@ -28,6 +30,8 @@ LOG = "log.txt"
 PAUSE = 0.05
 GRACE = 25.0  # seconds for saving when the time is up
 PATIENCE = 120.0  # and after Ctrl-C
+WORTH = 60.0  # seconds that are worth beginning a cell which takes longer, as it saves itself
+LATE = "not begun: too little time was left"
 INTERRUPTIONS = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 SPOKEN = (FAILED, USAGE, *INTERRUPTIONS)  # exit codes of a cell that said in its last line why
 
@@ -74,14 +78,20 @@ class Job:
         if not (self.folder / RECORD).exists():
             return "there is no finished run"
         try:
-            known = Recipe.from_file(self.folder / RECIPE)
-            strange = foreign(Record.read(self.folder), known)
+            record, known = Record.read(self.folder), recipe_in(self.folder)
         except (FileError, RecipeError) as error:
             return str(error)
+        strange = foreign(record, known)
         if strange:
             return f"{self.folder / RECORD} is of another recipe than {RECIPE} beside it: {strange}"
         difference = unlike(known, self.cell.recipe)
         return f"{self.folder} holds a run of another recipe: {difference}" if difference else ""
+
+
+def recipe_in(folder: Path) -> Recipe:
+    """The recipe of a run's folder: that of recipe.json or, where there is none, the record's own."""
+    path = folder / RECIPE
+    return Recipe.from_file(path) if path.exists() else Recipe.from_dict(Record.read(folder).recipe)
 
 
 def foreign(record: Record, known: Recipe) -> str:
@@ -101,70 +111,127 @@ def foreign(record: Record, known: Recipe) -> str:
 
 @dataclass(frozen=True)
 class End:
-    """How a job ended: an empty reason is well."""
+    """How a job ended: an empty reason is well; one that is `late` was not begun as too little time was left."""
 
     job: Job
     reason: str = ""
     interrupted: bool = False
+    late: bool = False
 
 
 Say = Callable[[str], object]
-
-
 Running = tuple[Job, "subprocess.Popen[bytes]"]
 
 
-def run_local(jobs: Sequence[Job], count: int, say: Say, seconds: float | None = None) -> list[End]:
+def reason_of(error: BaseException) -> str:
+    """What went wrong with a cell, in one line."""
+    return one_line(error) if exit_code(error) is not None else f"{type(error).__name__}: {one_line(error)}"
+
+
+def run_local(
+    jobs: Sequence[Job],
+    count: int,
+    say: Say,
+    seconds: float | None = None,
+    when_ended: Callable[[Job], object] = lambda job: None,
+) -> list[End]:
     """Up to `count` processes at a time; a crash ends its cell, and those that need it, alone.
 
-    Ctrl-C, or the end of so many `seconds`, lets every cell save itself.
+    Ctrl-C, or the end of so many `seconds`, lets every cell save itself. `when_ended` is called as each one ends.
     """
-    waiting, ends, running = list(jobs), list[End](), list[Running]()
-    over = math.inf if seconds is None else time.monotonic() + seconds
-    grace = GRACE
+    crew = Crew(list(jobs), count, say, math.inf if seconds is None else time.monotonic() + seconds)
     try:
-        while (waiting or running) and time.monotonic() < over:
-            begin(waiting, running, ends, count, say, len(jobs))
-            for job, process in list(running):
-                if process.poll() is not None:
-                    running.remove((job, process))
-                    ends.append(ended(job, process.returncode))
-                    say(told(ends[-1], len(ends), len(jobs)))
+        while crew.goes_on:
+            crew.begin()
+            for job in crew.look():
+                when_ended(job)
             time.sleep(PAUSE)
     except KeyboardInterrupt:
-        grace = PATIENCE
-    if waiting or running:
-        with shielded():
-            say("stopping: every cell saves itself first")
-            ends += stop(running, grace)
-        ends += [End(job, "not begun", interrupted=True) for job in waiting]
-    return ends
+        return crew.stopped(PATIENCE)
+    except BaseException:
+        crew.stopped(GRACE)
+        raise
+    return crew.stopped(GRACE, late=time.monotonic() < crew.over)
 
 
-def begin(waiting: list[Job], running: list[Running], ends: list[End], count: int, say: Say, total: int) -> None:
-    """Start the first jobs whose needs are met, and end those whose needs failed."""
-    failed = {end.job.cell.name: end.reason for end in ends if end.reason}
-    for job in list(waiting):
-        broken = [name for name in job.needs if name in failed]
-        if broken:
-            waiting.remove(job)
-            ends.append(End(job, f"it needs {broken[0]}: {failed[broken[0]]}"))
-            say(told(ends[-1], len(ends), total))
-            continue
-        pending = {other.cell.name for other in (*waiting, *(held for held, _ in running))}
-        if len(running) < count and not pending & set(job.needs):
-            waiting.remove(job)
-            running.append((job, start(job, count)))
+@dataclass
+class Crew:
+    """Jobs that wait, processes that run since when, and how the others ended; `over` is a time of `time.monotonic`."""
+
+    waiting: list[Job]
+    count: int
+    say: Say
+    over: float
+    running: list[Running] = field(default_factory=list)
+    since: dict[str, float] = field(default_factory=dict)
+    ends: list[End] = field(default_factory=list)
+    shortest: float = math.inf
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether there is something to do, and time for it."""
+        return bool(self.running or (self.waiting and not self.is_late)) and time.monotonic() < self.over
+
+    @property
+    def is_late(self) -> bool:
+        """Whether the time left is less than the shortest that a cell has taken, and not worth a part of one."""
+        left = self.over - time.monotonic()
+        return self.shortest < math.inf and left < min(self.shortest, WORTH)
+
+    def begin(self) -> None:
+        """Start the first jobs whose needs are met, and end those whose needs failed."""
+        failed = {end.job.cell.name: end.reason for end in self.ends if end.reason}
+        for job in list(self.waiting):
+            broken = [name for name in job.needs if name in failed]
+            if broken:
+                self.waiting.remove(job)
+                self.end(End(job, f"it needs {broken[0]}: {failed[broken[0]]}"))
+                continue
+            pending = {other.cell.name for other in (*self.waiting, *(held for held, _ in self.running))}
+            if len(self.running) < self.count and not pending & set(job.needs) and not self.is_late:
+                self.waiting.remove(job)
+                self.since[job.cell.name] = time.monotonic()
+                self.running.append((job, start(job, self.count)))
+
+    def look(self) -> list[Job]:
+        """The jobs whose processes have ended since the last look."""
+        over = [(job, process) for job, process in self.running if process.poll() is not None]
+        for job, process in over:
+            self.running.remove((job, process))
+            self.end(ended(job, process.returncode))
+            if not self.ends[-1].reason:
+                self.shortest = min(self.shortest, time.monotonic() - self.since[job.cell.name])
+        return [job for job, _ in over]
+
+    def end(self, end: End) -> None:
+        self.ends.append(end)
+        total = len(self.waiting) + len(self.running) + len(self.ends)
+        self.say(told(end, len(self.ends), total))
+
+    def stopped(self, grace: float, late: bool = False) -> list[End]:
+        """How all jobs ended, after those that run have saved themselves."""
+        if self.waiting and late:
+            self.say(f"no cell is begun in the {max(0.0, self.over - time.monotonic()):.0f} seconds that are left")
+        elif self.waiting or self.running:
+            with shielded():
+                self.say("stopping: every cell saves itself first")
+                self.ends += stop(self.running, grace)
+        reason = LATE if late else "not begun"
+        return [*self.ends, *(End(job, reason, interrupted=True, late=late) for job in self.waiting)]
 
 
 def start(job: Job, count: int) -> subprocess.Popen[bytes]:
-    """A process for a job, in a session of its own so that Ctrl-C reaches it through us alone."""
+    """A process for a job, in a session of its own so that Ctrl-C reaches it through us alone.
+
+    Where we are killed, Linux tells it to save itself.
+    """
     job.folder.mkdir(parents=True, exist_ok=True)
     threads = str(max(1, (os.cpu_count() or 1) // count))
     command = [sys.executable, "-m", *job.command()]
+    follows = None if PRCTL is None else partial(follow, os.getpid())
     with job.log.open("ab") as log:
         return subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True,
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=follows,
             env={"OMP_NUM_THREADS": threads, **os.environ},
         )  # fmt: skip
 
@@ -272,5 +339,5 @@ def run_task(job: Job) -> str:
     try:
         train_cell(job.cell.recipe, job.folder, job.data_root, job.accelerator)
     except Exception as error:
-        return one_line(error) if exit_code(error) is not None else f"{type(error).__name__}: {one_line(error)}"
+        return reason_of(error)
     return ""

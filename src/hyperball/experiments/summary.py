@@ -39,10 +39,13 @@ def summarize(jobs: Sequence[Job], ends: Sequence[End]) -> dict[str, Any]:
 
 
 def unfinished(jobs: Sequence[Job], ends: Sequence[End]) -> dict[str, str]:
-    """The cells that are not done and why: they failed, or their folders hold no run or one of another recipe."""
+    """The cells whose folders hold no run, or one of another recipe, and why: how they ended, else what is there.
+
+    A cell that failed here and that another process finished is done.
+    """
     failed = {end.job.cell.name: end.reason for end in ends}
-    reasons = {job.cell.name: failed.get(job.cell.name) or job.missing() for job in jobs}
-    return {name: reason for name, reason in reasons.items() if reason}
+    missing = {job.cell.name: job.missing() for job in jobs}
+    return {name: failed.get(name) or reason for name, reason in missing.items() if reason}
 
 
 def results(records: Sequence[Record]) -> dict[str, Any]:
