@@ -1,6 +1,8 @@
 """`hyperball attack` on a small run: a table, a record, and going on after an interruption."""
 
 import json
+import signal
+import threading
 
 import pytest
 
@@ -36,10 +38,12 @@ def test_attack_prints_a_table_with_doubts_and_writes_one_record(run, capsys):
     printed = capsys.readouterr().out
     path = run / "attacks" / "linf-16_255-n60-seed0.json"
     assert "accuracy (linf 16/255, n=60, seed 0)" in printed
-    assert "doubts" in printed
     assert f"record: {path}" in printed
+    assert f"curve: {path.with_name(path.stem + '-curve-bim.json')}" in printed
     assert "128.0/255" in printed
     record = json.loads(path.read_text())
+    assert record["doubts"]  # of so small a sample
+    assert "\n".join(["doubts:", *(f"  - {doubt}" for doubt in record["doubts"])]) in printed
     assert record["conditions"]["about"]["recipe"]["epochs"] == 3
     assert {entry["attack"] for entry in record["attacks"]} == {"fgsm", "pgd(steps=5, restarts=2)"}
     assert sorted(held.name for held in path.parent.iterdir()) == [f"{path.stem}-curve-bim.json", path.name]
@@ -47,39 +51,96 @@ def test_attack_prints_a_table_with_doubts_and_writes_one_record(run, capsys):
     assert json.loads(capsys.readouterr().out)["attacks"]["fgsm"] == record["attacks"][0]["accuracy"]
 
 
-def test_an_interruption_says_how_to_go_on(run, capsys, monkeypatch, tmp_path):
+@pytest.fixture(name="computed")
+def _computed(monkeypatch):
+    """What is computed and not read from a journal, batch by batch."""
+    from hyperball.attacks.journal import Journal
+
+    keys, put = [], Journal.put
+    monkeypatch.setattr(Journal, "put", lambda self, key, **values: (keys.append(key), put(self, key, **values))[1])
+    return keys
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_says_how_to_go_on_and_what_is_done_is_not_done_again(
+    run, capsys, monkeypatch, tmp_path, computed, number, code
+):
     from hyperball.cli import attack
 
     out = tmp_path / "record.json"
-    arguments = [
-        "attack",
-        str(run),
-        *OPTIONS,
-        "--attacks",
-        "fgsm,bim",
-        "--no-checks",
-        "--out",
-        str(out),
-        "--batch-size",
-        "20",
-    ]
+    common = [*OPTIONS, "--no-checks", "--out", str(out), "--batch-size", "10"]
+    arguments = ["attack", str(run), "--attacks", "fgsm,bim", *common]
 
-    def stop(run_dir, eps, attacks, *, progress, **options):
+    def stop(*given, progress, **options):
         def interrupted(text, done, total):
             progress(text, done, total)
-            if "bim" in text:
-                raise KeyboardInterrupt
+            if "bim" in text and done == 1:
+                signal.raise_signal(number)
 
-        return whole(run_dir, eps, attacks, progress=interrupted, **options)
+        return whole(*given, progress=interrupted, **options)
 
-    whole = attack.run_attacks
+    whole, before = attack.run_attacks, signal.getsignal(signal.SIGTERM)
     monkeypatch.setattr(attack, "run_attacks", stop)
-    assert main(arguments) == 130
-    assert "give the same command again to go on" in capsys.readouterr().err
-    assert not out.exists()
+    assert main(arguments) == code
+    assert "what is done is kept; give the same command again to go on" in capsys.readouterr().err
+    assert names_in(tmp_path) == ["record.json.partial.jsonl"]
+    assert signal.getsignal(signal.SIGTERM) is before
+    done = [key.split()[0] for key in computed]
+    assert done == ["clean"] * 6 + ["fgsm"] * done.count("fgsm") + ["bim"]
+    computed.clear()
     monkeypatch.setattr(attack, "run_attacks", whole)
     assert main(arguments) == 0
-    assert out.exists()
+    assert [key.split()[0] for key in computed] == ["bim"] * (done.count("fgsm") - 1)  # all but one batch
+    assert len(computed) > 0
+    assert names_in(tmp_path) == ["record.json"]
+
+
+def test_an_attack_in_another_thread_leaves_signals_alone(run, tmp_path, capsys):
+    codes, out = [], str(tmp_path / "record.json")
+    arguments = ["attack", str(run), *OPTIONS, "--attacks", "fgsm", "--no-checks", "--out", out]
+    thread = threading.Thread(target=lambda: codes.append(main(arguments)))
+    thread.start()
+    thread.join()
+    assert codes == [0]
+    capsys.readouterr()
+
+
+def test_the_network_and_the_data_are_loaded_once(run, capsys, monkeypatch, tmp_path):
+    from hyperball.cli import attack
+
+    calls, load = [], attack.network_and_images
+    monkeypatch.setattr(attack, "network_and_images", lambda *given: (calls.append(given), load(*given))[1])
+    out = ["--out", str(tmp_path / "record.json"), "--no-checks"]
+    assert main(["attack", str(run), *OPTIONS, "--attacks", "fgsm", "--curve", "fgsm", *out]) == 0
+    assert len(calls) == 1
+    capsys.readouterr()
+
+
+@pytest.mark.parametrize("text, over", [("blur", "blur"), ("corruption:noise", "noise")])
+def test_a_curve_may_be_of_a_corruption(run, capsys, tmp_path, text, over):
+    from hyperball.attacks import Curve
+
+    out = ["--out", str(tmp_path / "record.json"), "--no-checks"]
+    assert main(["attack", str(run), *OPTIONS, "--attacks", "fgsm", "--curve", text, *out]) == 0
+    printed = capsys.readouterr().out
+    path = tmp_path / f"record-curve-corruption-{over}.json"
+    curve = Curve.read(path)
+    assert (curve.over, curve.values) == (over, [0, 1, 2, 3, 4, 5])
+    assert f"accuracy by severity of {over}" in printed
+    for value, accuracy in zip(curve.values, curve.accuracies, strict=True):
+        assert f"{value:6.0f}  {100 * accuracy:5.1f} %" in printed
+    assert f"curve: {path}" in printed
+
+
+@pytest.mark.parametrize("eps", ["4/255", " 4 / 255 ", "0.01568627450980392", "8/510"])
+def test_one_budget_has_one_record_however_it_is_written(run, capsys, computed, eps):
+    common = ["attack", str(run), "--images", "24", "--accelerator", "cpu", "--no-checks", "--attacks", "fgsm"]
+    assert main([*common, "--eps", "4/255"]) == 0
+    computed.clear()
+    assert main([*common, "--eps", eps]) == 0
+    printed = capsys.readouterr().out
+    assert not computed
+    assert printed.count(f"record: {run / 'attacks' / 'linf-4_255-n24-seed0.json'}") == 2
 
 
 @pytest.mark.parametrize(
@@ -89,11 +150,16 @@ def test_an_interruption_says_how_to_go_on(run, capsys, monkeypatch, tmp_path):
         (["--eps", "exit()"], "`epsilon` must be a number or a fraction"),
         (["--attacks", "fgms"], "unknown attack 'fgms'; did you mean 'fgsm'?"),
         (["--attacks", "transfer"], "`source` must be given"),
-        (["--images", "0"], "`n` must be in 1..360"),
+        (["--images", "0"], "`images` must be in 1..360"),
+        (["--images", "361"], "`images` must be in 1..360"),
+        (["--out", ""], "--out must be the name of a file, got ''"),
+        (["--out", "/proc/record.json", "--images", "2", "--attacks", "noise"], "/proc/record.json: "),
+        (["--curve", "blurr"], "--curve: unknown attack or corruption 'blurr'; did you mean 'blur'?"),
+        (["--curve", "corruption:bim"], "--curve: unknown corruption 'bim'; known: noise"),
         (["--epsilon", "1"], "unknown option --epsilon"),
         (["--attacks", "square(share='x')"], "--attacks: "),
         (["--attacks", "pgd(steps=[])"], "--attacks: "),
-        (["--curve", "bimm"], "--curve: unknown attack 'bimm'; did you mean 'bim'?"),
+        (["--curve", "bimm"], "--curve: unknown attack or corruption 'bimm'; did you mean 'bim'?"),
         (["--curve", "square(share='x')"], "--curve: "),
         (["--curve", "transfer"], "`source` must be given"),
         (["--curve", "surrogate"], "`model` must have a declarative layer"),
@@ -166,5 +232,5 @@ def test_a_curve_in_l2_prints_lengths(run, capsys, tmp_path):
 
 
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys):
-    assert main(["attack", str(tmp_path)]) in (1, 2)
+    assert main(["attack", str(tmp_path)]) == 2
     assert "holds no run" in capsys.readouterr().err

@@ -80,12 +80,30 @@ def test_outliers_are_those_of_the_data():
         ({"over": "noise", "values": ["strong"]}, "`values` must be a number or a fraction"),
         ({"over": "noise", "batch_size": 0}, "`batch_size` must be a whole number >= 1"),
         ({"over": "outliers"}, r"`inputs` must be at least one cloud of floats \[N, P, 3\]"),
+        ({"over": "noise", "values": 3}, "`values` must have at least one entry"),
+        ({"over": "noise", "values": "3"}, "`values` must have at least one entry"),
+        ({"over": "noise", "path": ""}, "`path` must be the name of a file"),
+        ({"over": "noise", "seed": 1.0}, "`seed` must be a whole number >= 0"),
     ],
 )
 def test_mistakes_are_refused(arguments, message):
     x, y = sample(4)
     with pytest.raises(ValueError, match=message):
         robustness_curve(trained(), x, y, **arguments)
+
+
+@pytest.mark.parametrize("values", [(0, 2), range(0, 3, 2), (value for value in (0, 2)), torch.tensor([0, 2])])
+def test_values_may_be_anything_that_holds_some(values):
+    curve = robustness_curve(trained(), *sample(8), "blur", values)
+    assert curve.values == [0, 2]
+
+
+@pytest.mark.parametrize(
+    "index", [torch.zeros(4), torch.zeros(4, dtype=torch.bool), torch.zeros(3).long(), [0, 1, 2, 3]]
+)
+def test_places_of_images_are_integers(index):
+    with pytest.raises(ValueError, match="`index` must be a tensor of 4 integers, one an image"):
+        corruptions.corrupt(sample(4)[0], "noise", 1, index=index)
 
 
 CLOUDS = torch.linspace(-1, 1, 12 * 5 * 3).view(12, 5, 3)
@@ -129,6 +147,13 @@ def test_a_model_that_writes_into_its_input_leaves_the_samples_as_they_are(over)
     assert torch.equal(clouds, before)
 
 
+def test_clouds_may_be_measured_in_inference_mode():
+    labels = torch.zeros(12).long()
+    with torch.inference_mode():
+        found = robustness_curve(by_first_coordinate, CLOUDS, labels, "outliers", [0])
+    assert found.accuracies == robustness_curve(by_first_coordinate, CLOUDS, labels, "outliers", [0]).accuracies
+
+
 @pytest.mark.parametrize("over, values", [("epsilon", ["0", 1]), ("blur", [0, 5])])
 def test_a_finished_curve_is_read_and_not_computed_again(tmp_path, over, values):
     model, (x, y) = trained(), sample(20)
@@ -165,7 +190,16 @@ def test_another_curve_at_the_same_path_is_refused_and_stays(tmp_path, over, val
     assert list(tmp_path.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("text", ["[]", "null", "{}", '{"over": "epsilon"}', "no JSON"])
+HEAD = '{"over": "epsilon", "conditions": {}, "doubts": [], '
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "[]", "null", "{}", '{"over": "epsilon"}', "no JSON",
+        HEAD + '"values": [0], "accuracies": []}', HEAD + '"values": [0], "accuracies": ["x"]}',
+    ],
+)  # fmt: skip
 def test_a_file_that_is_no_curve_is_refused_and_stays(tmp_path, text):
     path = tmp_path / "notes.json"
     path.write_text(text)

@@ -6,12 +6,15 @@ import sys
 
 import pytest
 import torch
-from attack_models import EPSILON, Around, Detached, Noisy, Quantized, sample, trained
-from torch import Tensor, nn
+import torch.nn.functional as F
+from attack_models import EPSILON, Detached, Noisy, Quantized, digits, sample, trained
+from torch import nn
 
 from hyperball import attacks
 from hyperball.attacks import NoGradient, RecordError, Robustness, evaluate_robustness, parse, parse_epsilon, perturb
-from hyperball.attacks.methods.auto import MissingExtra
+from hyperball.attacks.arguments import budget_text
+from hyperball.attacks.bench import make_bench
+from hyperball.attacks.methods.auto import MissingExtra, members
 from hyperball.attacks.methods.table import parse_all
 
 FEW = {"epsilon": EPSILON, "checks": False, "batch_size": 16}
@@ -176,27 +179,62 @@ def test_a_budget_of_zero_is_the_clean_accuracy():
     assert {result.accuracy(text) for text in ("fgsm", "apgd", "square")} == {result.clean_accuracy}
 
 
-class FirstClasses(Around):
-    """Four of the ten digits."""
+@pytest.mark.parametrize("epsilon", [0, "1e-400"])
+def test_a_budget_of_zero_is_a_doubt(epsilon):
+    result = evaluate_robustness(trained(), *sample(40), epsilon=epsilon, attacks="fgsm")
+    assert result.doubts == ["epsilon is 0: nothing was attacked"]
+    assert "doubts: none" not in result.table()
 
-    def after(self, logits: Tensor) -> Tensor:
-        return logits[:, :4]
+
+def test_progress_tells_masking_checks_from_the_attacks_asked_for():
+    seen: set[str] = set()
+    progress = lambda text, done, total: seen.add(text)  # noqa: E731
+    evaluate_robustness(trained(), *sample(20), epsilon=EPSILON, attacks="fgsm", check_images=4, progress=progress)
+    asked = {text for text in seen if not text.startswith("masking checks: ")}
+    assert {text.split()[0] for text in asked} == {"clean", "fgsm"}
+    assert any(text.startswith("masking checks: square(queries=500)") for text in seen)
+
+
+def perceptron() -> nn.Module:
+    """A network of two linear layers, so sure that only the targeted members of AutoAttack have a gradient."""
+    inputs, labels, _, _ = digits()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        for _ in range(150):
+            optimizer.zero_grad()
+            F.cross_entropy(model(inputs), labels).backward()
+            optimizer.step()
+    for parameter in model[3].parameters():
+        parameter.data *= 1e3
+    return model.eval().requires_grad_(False)
 
 
 def test_autoattack_breaks_the_images_that_pyautoattack_breaks():
     from pyautoattack import AutoAttack
 
-    model = FirstClasses(trained(adversarial=True)).eval()
-    x, y = sample(60)
-    x, y = x[y < 4][:16], y[y < 4][:16]
-    theirs = AutoAttack(model, norm="Linf", eps=EPSILON, seed=0, version="standard")
+    model, (x, y) = perceptron(), sample(100)
+    theirs = AutoAttack(model, norm="Linf", eps=0.12, seed=0, version="standard")
     theirs.square.n_queries = 100
-    theirs.apgd_targeted.n_target_classes = theirs.fab.n_target_classes = 3
-    _, labels = theirs.run_standard_evaluation(x, y, batch_size=16)
-    ours = evaluate_robustness(model, x, y, attacks="auto(queries=100)", **{**FEW, "batch_size": 16})
+    _, labels = theirs.run_standard_evaluation(x, y, batch_size=100)
+    ours = evaluate_robustness(model, x, y, epsilon=0.12, attacks="auto(queries=100)", checks=False, batch_size=100)
     assert torch.equal(ours.verdict("auto(queries=100)").correct, labels == y)
-    stages = [stage["stage"] for stage in ours.record["attacks"][0]["stages"]]
-    assert stages == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    stages = {stage["stage"]: stage["accuracy"] for stage in ours.record["attacks"][0]["stages"]}
+    assert list(stages) == ["apgd-ce", "apgd-t", "fab-t", "square"]
+    assert stages["apgd-t"] < stages["apgd-ce"] - 0.5  # by the targets
+
+
+@pytest.mark.parametrize("classes, targets", [(10, 9), (4, 3), (100, 9)])
+def test_members_of_autoattack_have_the_settings_of_the_standard_version(classes, targets):
+    x = torch.rand(2, 1, 4, 4)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(16, classes)).eval()
+    task = make_bench(model, x, torch.zeros(2).long(), epsilon=0.1).task(torch.arange(2))
+    found = members(task)
+    assert (found.apgd_targeted.n_target_classes, found.fab.n_target_classes) == (targets, targets)
+    assert (found.apgd.n_iter, found.apgd_targeted.n_iter, found.fab.n_iter) == (100, 100, 100)
+    assert (found.apgd.n_restarts, found.apgd_targeted.n_restarts, found.square.n_queries) == (1, 1, 5000)
+    assert found.apgd.eps == found.apgd_targeted.eps == found.fab.eps == found.square.eps == 0.1
 
 
 def test_autoattack_with_two_classes_leaves_out_what_does_not_exist():
@@ -243,6 +281,16 @@ GOOD = {"8/255": 8 / 255, " 8 / 255 ": 8 / 255, "0.03": 0.03, "1e-2": 0.01, ".5"
 BAD = ["-1/255", -0.1, "8/0", "8//255", "8/255/2", "nan", "inf", float("nan"), float("inf"), "", "2**3", "open('x')"]
 
 
+@pytest.mark.parametrize("texts", [("8/255", " 8 / 255 ", 8 / 255, "16/510"), ("0.03", 0.03, "3e-2"), ("0.5", "1/2")])
+def test_one_budget_has_one_text(texts):
+    assert {budget_text(parse_epsilon(text)) for text in texts} == {texts[0]}
+
+
+@pytest.mark.parametrize("text", ["0", "1", "0.2", "1/255", "254/255", "1e-300"])
+def test_the_text_of_a_budget_is_that_budget(text):
+    assert budget_text(parse_epsilon(text)) == text
+
+
 @pytest.mark.parametrize("text", GOOD)
 def test_budgets_are_numbers_or_fractions(text):
     assert parse_epsilon(text) == GOOD[text]
@@ -278,7 +326,34 @@ MISTAKES = {
     "no gradient": (lambda: {"model": Detached(trained()).eval()}, "gives no gradient with respect to its input"),
     "no layers": (lambda: {"attacks": "surrogate"}, "`model` must have a declarative layer"),
     "batch": (lambda: {"batch_size": 0}, "`batch_size` must be a whole number >= 1"),
+    "seed": (lambda: {"seed": 1.0}, r"`seed` must be a whole number >= 0, got 1\.0"),
+    "a number": (lambda: {"attacks": 3}, '`attacks` must be texts such as "fgsm,pgd.*got 3'),
+    "path": (lambda: {"path": ""}, "`path` must be the name of a file, got ''"),
+    "a path that is none": (lambda: {"path": 3}, "`path` must be the name of a file, got 3"),
+    "source without gradients": (
+        lambda: {"attacks": "transfer(attack='apgd')", "source": Detached(trained()).eval()},
+        r"`source` gives no gradient .*transfer\(attack='square'\)",
+    ),
 }
+
+
+@pytest.mark.parametrize("text", ["transfer", "transfer(attack='fgsm')", "transfer(attack='apgd')"])
+def test_a_source_without_gradients_is_named_by_perturb_too(text):
+    source = Detached(trained()).eval()
+    with pytest.raises(NoGradient, match="`source` gives no gradient"):
+        perturb(trained(), *sample(4), EPSILON, text, source=source)
+    moved, _ = perturb(trained(), *sample(4), EPSILON, "transfer(attack='square(queries=5)')", source=source)
+    assert moved.shape == (4, 1, 8, 8)
+
+
+def test_a_source_without_gradients_does_not_end_the_checks():
+    found = evaluate_robustness(
+        trained(), *sample(40), epsilon=EPSILON, attacks="fgsm", source=Detached(trained()).eval(), check_images=32
+    )
+    assert len(found.record["checks"]) > 8
+    assert found.doubts == [
+        "white box is at least as strong as transfer: this check was left out, for the source gives no gradient"
+    ]
 
 
 def half_training() -> nn.Module:

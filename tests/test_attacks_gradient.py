@@ -161,6 +161,38 @@ def test_attacks_for_training_raise_the_loss_and_leave_parameters_alone(name):
         assert float(F.cross_entropy(model(moved), y)) > 1.5 * float(F.cross_entropy(model(x), y))
 
 
+def test_fast_fgsm_is_one_step_of_five_quarters_of_the_budget_from_a_random_start():
+    model, (x, y) = trained(), sample(64)
+    seeds = (torch.Generator().manual_seed(5) for _ in range(3))
+    found = fast_fgsm(model, x, y, EPSILON, generator=next(seeds))
+    expected = pgd(model, x, y, EPSILON, step=1.25 * EPSILON, iterations=1, generator=next(seeds))
+    shorter = pgd(model, x, y, EPSILON, step=EPSILON, iterations=1, generator=next(seeds))
+    assert torch.equal(found, expected)
+    assert not torch.equal(found, shorter)
+
+
+def test_trades_is_the_formula_of_its_paper():
+    """CE(f(x), y) + β·mean_i Σ_k p_k(x_i)·(log p_k(x_i) − log p_k(x'_i)), x' by signed steps on that divergence."""
+    model, (x, y) = trained(), sample(16)
+    beta, step, iterations = 3.0, EPSILON / 3, 4
+
+    def kl(moved):
+        p, q = model(x).softmax(1), model(moved).softmax(1)
+        return (p * (p.log() - q.log())).sum(1).mean()
+
+    noise = torch.empty_like(x).normal_(generator=torch.Generator().manual_seed(2))
+    moved = (x + 1e-3 * noise).clamp(0, 1)
+    for _ in range(iterations):
+        (slope,) = torch.autograd.grad(kl(moved.requires_grad_()), moved)
+        moved = (x + (moved.detach() + step * slope.sign() - x).clamp(-EPSILON, EPSILON)).clamp(0, 1)
+    expected = F.cross_entropy(model(x), y) + beta * kl(moved)
+    found, _ = trades_loss(
+        model, x, y, EPSILON, step=step, iterations=iterations, beta=beta, generator=torch.Generator().manual_seed(2)
+    )
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
+    assert float(beta * kl(moved)) > 0.1 * float(expected)
+
+
 def test_trades_is_clean_loss_plus_a_divergence_that_training_can_lower():
     inputs, labels, _, _ = digits()
     x, y = inputs[:64], labels[:64]

@@ -2,6 +2,7 @@
 
 import json
 import sys
+import warnings
 
 import numpy as np
 import pytest
@@ -10,7 +11,17 @@ import torch.nn.functional as F
 from attack_models import EPSILON, Around, sample, trained
 from torch import Tensor, nn
 
-from hyperball.attacks import MissingExtra, evaluate_robustness, fast_fgsm, fgsm, parse, parse_epsilon, pgd, trades_loss
+from hyperball.attacks import (
+    MissingExtra,
+    evaluate_robustness,
+    fast_fgsm,
+    fgsm,
+    parse,
+    parse_epsilon,
+    pgd,
+    robustness_curve,
+    trades_loss,
+)
 from hyperball.attacks.methods.auto import seeded
 from hyperball.attacks.surrogate import surrogate
 from hyperball.nn import Projection
@@ -66,6 +77,36 @@ def test_a_model_that_writes_into_its_input_leaves_the_images_alone():
     plain = evaluate_robustness(trained(), x, y, attacks="fgsm,noise", **FEW)
     assert [found.accuracy(name) for name in ("fgsm", "noise")] == [plain.accuracy(name) for name in ("fgsm", "noise")]
     assert float(found.verdict("fgsm").distance.max()) == pytest.approx(EPSILON, rel=1e-4)
+
+
+class SameInPlace(Around):
+    """Writes into its input what stands there already."""
+
+    def before(self, x: Tensor) -> Tensor:
+        return x.mul_(1.0)
+
+
+@pytest.mark.parametrize("argument", ["model", "source"])
+def test_a_model_that_writes_what_is_there_already_is_attacked_on_a_copy(argument):
+    (x, y), plain = sample(20), trained(seed=1)
+    text = "fgsm" if argument == "model" else "transfer(attack='fgsm')"
+    found, expected = (
+        evaluate_robustness(
+            model if argument == "model" else trained(), x, y, attacks=text, source=model, **FEW
+        ).verdict(text)
+        for model in (SameInPlace(plain).eval(), plain)
+    )
+    assert torch.equal(found.correct, expected.correct)
+    assert torch.equal(found.loss, expected.loss)
+
+
+def test_inputs_that_ask_for_a_gradient_are_taken_without_a_warning():
+    (x, y), clouds = sample(8), torch.rand(8, 5, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        found = evaluate_robustness(trained(), x.clone().requires_grad_(), y, attacks="fgsm,noise", **FEW)
+        robustness_curve(lambda z: z.flatten(1)[:, :2], clouds.requires_grad_(), y % 2, "outliers", [0, 0.5])
+    assert found.record["attacks"][0]["correct"]
 
 
 def test_a_model_that_counts_votes_is_attacked_without_gradients():
@@ -177,6 +218,51 @@ def test_training_attacks_take_texts_and_refuse_what_is_no_batch(name):
     for epsilon in ("x", 0, -1):
         with pytest.raises(ValueError, match="`epsilon` must be"):
             attack(trained(), x, y, epsilon)
+
+
+@pytest.mark.parametrize("name", ATTACKS)
+@pytest.mark.parametrize("wrong", [-1, 10])
+def test_training_attacks_name_a_label_outside_the_classes(name, wrong):
+    x, y = sample(4)
+    labels = y.clone()
+    labels[2] = wrong
+    with pytest.raises(ValueError, match=rf"`labels` must be in 0\.\.9, the model's 10 classes, got {wrong}"):
+        ATTACKS[name](trained(), x, labels, 0.1)
+
+
+STEPPED = {"pgd": pgd, "trades": trades_loss}
+
+
+@pytest.mark.parametrize("name", STEPPED)
+def test_steps_and_iterations_are_checked_in_one_way(name):
+    attack, (x, y) = STEPPED[name], sample(4)
+
+    def run(**options):
+        found = attack(trained(), x, y, "8/255", generator=torch.Generator().manual_seed(0), **options)
+        return found if name == "pgd" else found[0]
+
+    assert torch.equal(run(step="2/255", iterations=2), run(step=2 / 255, iterations=2))
+    for step in (0, "0", -1, "x", float("inf")):
+        with pytest.raises(ValueError, match="`step` must be"):
+            run(step=step, iterations=2)
+    for count in (2.5, 0, True, "3"):
+        with pytest.raises(ValueError, match="`iterations` must be a whole number >= 1"):
+            run(step=0.1, iterations=count)
+
+
+@pytest.mark.parametrize("step", [0, "0/255", -1, "x"])
+@pytest.mark.parametrize("name", ["bim", "pgd", "surrogate"])
+def test_steps_of_texts_are_checked_in_the_same_way(name, step):
+    with pytest.raises(ValueError, match="`step` must be"):
+        parse(f"{name}(step={step!r})")
+    with pytest.raises(ValueError, match="`step` must be"):
+        fast_fgsm(trained(), *sample(4), 0.1, step=step)
+
+
+@pytest.mark.parametrize("beta", [0, -1, "6", None])
+def test_the_weight_of_trades_is_a_number_above_zero(beta):
+    with pytest.raises(ValueError, match="`beta` must be finite and > 0"):
+        trades_loss(trained(), *sample(4), 0.1, step=0.1, iterations=1, beta=beta)
 
 
 def test_inference_mode_is_named_and_not_the_model():

@@ -21,8 +21,9 @@ from attack_models import (
 from torch import Tensor, nn
 
 from hyperball.attacks import masking
-from hyperball.attacks.bench import make_bench
-from hyperball.attacks.masking import Battery, masking_checks
+from hyperball.attacks.battery import Battery
+from hyperball.attacks.bench import Outcome, make_bench
+from hyperball.attacks.masking import masking_checks
 from hyperball.nn import Projection
 
 COUNT = 80
@@ -162,7 +163,7 @@ def test_restarts_are_doubted_beyond_the_error_of_the_sample(count, doubted):
             return count
 
         def run(self, attack):
-            return masking.Outcome(None, [{"accuracy": share} for share in shares], 0.0)
+            return Outcome(None, [{"accuracy": share} for share in shares], 0.0)
 
     assert (masking.restarts(Fixed()).doubt is not None) == doubted
 

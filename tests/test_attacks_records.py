@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 import pytest
 import torch
-from attack_models import EPSILON, Around, sample, trained
+from attack_models import EPSILON, Around, Quantized, sample, trained
 from torch import Tensor, nn
 
 from hyperball.attacks import RecordError, Robustness, evaluate_robustness
@@ -104,11 +104,36 @@ def test_checks_that_were_run_stay_when_attacks_are_added_without(tmp_path):
     first = evaluate_robustness(trained(), x, y, attacks="fgsm", **options)
     assert first.record["checks"]
     assert "too few" in " ".join(first.doubts)
-    for attacks in ("fgsm", "fgsm,noise"):
-        again = evaluate_robustness(trained(), x, y, attacks=attacks, checks=False, **options)
-        assert again.record["checks"] == first.record["checks"]
-        assert again.doubts == first.doubts
-    assert len(again.record["attacks"]) == 2
+    again = evaluate_robustness(trained(), x, y, attacks="fgsm", checks=False, **options)
+    assert again.record == first.record
+    again = evaluate_robustness(trained(), x, y, attacks="fgsm,noise", checks=False, **options)
+    assert again.record["checks"] == first.record["checks"]
+    assert again.doubts == [*first.doubts, "noise came without masking checks, and no check compared it with others"]
+    assert [entry["checked"] for entry in again.record["attacks"]] == [True, False]
+
+
+def test_checks_compare_an_attack_that_was_added_without_them(tmp_path):
+    x, y = sample(40)
+    options = {"epsilon": EPSILON, "path": tmp_path / "attack.json", "check_images": 32}
+    hidden = Quantized(trained()).eval()
+    evaluate_robustness(hidden, x, y, attacks="bim", **options)
+    added = evaluate_robustness(hidden, x, y, attacks="square(queries=400)", checks=False, **options)
+    assert "square(queries=400) came without" in added.doubts[-1]
+    found = evaluate_robustness(hidden, x, y, attacks="square(queries=400)", **options)
+    assert any("square(queries=400) leaves" in doubt and "black box" in doubt for doubt in found.doubts)
+    assert not any("came without" in doubt for doubt in found.doubts)
+    assert evaluate_robustness(hidden, x, y, attacks="bim", **options).record == found.record
+
+
+def test_a_record_from_before_checks_were_kept_by_attack_counts_as_checked(tmp_path):
+    path, (x, y) = tmp_path / "attack.json", sample(40)
+    options = {"epsilon": EPSILON, "path": path, "check_images": 4}
+    record = evaluate_robustness(trained(), x, y, attacks="fgsm", **options).record
+    del record["attacks"][0]["checked"]
+    path.write_text(json.dumps(record))
+    seen: list[str] = []
+    evaluate_robustness(trained(), x, y, attacks="fgsm", progress=lambda *line: seen.append(line[0]), **options)
+    assert not seen
 
 
 @pytest.mark.parametrize("about", [{"a": float("nan")}, {"a": object()}, {"a": torch.ones(2)}])
@@ -146,7 +171,8 @@ def test_a_second_process_on_one_record_is_refused(tmp_path):
 
 FOREIGN = [b"[]", b"null", b'"a"', b"5", b"{}", b'{"conditions": {}}', b"\xff\xfe", b"hello"]
 HEAD = b'{"evaluation": {}}\n'
-JOURNALS = [*FOREIGN, b'{"evaluation": null}', HEAD + b"[]", HEAD + b'{"key": "clean"}', HEAD + b"7"]
+UNEVEN = b'{"key": "clean", "correct": "11", "loss": [0.5], "distance": [0.0, 0.0], "seconds": 1}'
+JOURNALS = [*FOREIGN, b'{"evaluation": null}', HEAD + b"[]", HEAD + b'{"key": "clean"}', HEAD + b"7", HEAD + UNEVEN]
 
 
 @pytest.mark.parametrize("content", FOREIGN)
@@ -158,6 +184,42 @@ def test_a_file_that_is_no_record_is_refused_and_left_alone(tmp_path, content):
     with pytest.raises(RecordError):
         Robustness.read(path)
     assert path.read_bytes() == content
+
+
+def damaged(**changes: object):
+    """The change of a record's first attack."""
+    return lambda record: record["attacks"][0].update(changes)
+
+
+DAMAGES = {
+    "short": (damaged(correct="101"), "`correct` of fgsm is not of 20 images"),
+    "no marks": (damaged(correct=[1] * 20), "an attack lacks its text, accuracy, stages or images"),
+    "losses": (damaged(loss=[0.0]), "`loss` of fgsm is not of 20 images"),
+    "distance": (damaged(distance=3), "`distance` of fgsm is not of 20 images"),
+    "attack": (damaged(attack="frob"), "unknown attack 'frob'"),
+    "parameter": (damaged(attack="pgd(frob=1)"), "pgd has no parameter 'frob'"),
+    "kind": (damaged(attack="pgd(steps='x')"), "`steps` must be a whole number"),
+    "accuracy": (damaged(accuracy="x"), "an attack lacks its text, accuracy"),
+    "twice": (lambda record: record["attacks"].append(record["attacks"][0]), "`attacks` has fgsm twice"),
+    "clean": (lambda record: record["clean"].update(correct="1"), "`correct` of clean is not of 20 images"),
+    "images": (lambda record: record["conditions"].update(images=19), "is not of 19 images"),
+    "check": (lambda record: record["checks"].append({"name": "x"}), "a check says nothing of its doubt"),
+    "conditions": (lambda record: record["conditions"].pop("norm"), "is no record of robustness"),
+}
+
+
+@pytest.mark.parametrize("case", DAMAGES)
+def test_a_damaged_record_is_named_and_left_alone(tmp_path, case):
+    (change, message), path, (x, y) = DAMAGES[case], tmp_path / "attack.json", sample(20)
+    options = {"attacks": "fgsm", "path": path, **FEW}
+    record = evaluate_robustness(trained(), x, y, **options).record
+    change(record)
+    path.write_text(json.dumps(record))
+    for use in (lambda: Robustness.read(path), lambda: evaluate_robustness(trained(), x, y, **options)):
+        with pytest.raises(RecordError, match=r"attack\.json is no record of robustness") as caught:
+            use()
+        assert message in str(caught.value)
+    assert json.loads(path.read_text()) == record
 
 
 @pytest.mark.parametrize("content", JOURNALS)

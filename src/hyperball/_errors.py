@@ -7,7 +7,7 @@ import sys
 import traceback
 from pathlib import Path
 
-USAGE, FAILED, INTERRUPTED = 2, 1, 130
+USAGE, FAILED, INTERRUPTED, TERMINATED = 2, 1, 130, 143
 FAILURES = {"NonFiniteError", "ProcessLost"}  # of a run, not mistakes of whoever started it
 EXTRAS = {
     **dict.fromkeys(("jsonargparse", "lightning_fabric", "rich", "safetensors", "sklearn", "h5py", "yaml"), "train"),
@@ -17,6 +17,10 @@ EXTRAS = {
     "ray": "grid",
 }
 PACKAGE = Path(__file__).resolve().parent
+
+
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, which ends a command as Ctrl-C does, with an exit code of its own."""
 
 
 def report(error: BaseException, label: str = "", debug: bool = False) -> int:
@@ -35,13 +39,13 @@ def is_first_process() -> bool:
 
 
 def exit_code(error: BaseException) -> int | None:
-    """2 for a mistake of the user's, 130 for Ctrl-C, 1 for a run that failed, None for a mistake of ours.
+    """2 for a mistake of the user's, 130 for Ctrl-C, 143 for SIGTERM, 1 for a run that failed, None for one of ours.
 
     A ValueError that our own code raises refuses an argument; the same from deep inside torch is no such thing.
     """
     kinds = {kind.__name__ for kind in type(error).__mro__ if kind.__module__.startswith("hyperball.")}
     if isinstance(error, KeyboardInterrupt):
-        return INTERRUPTED
+        return TERMINATED if isinstance(error, Terminated) else INTERRUPTED
     if "Interrupted" in kinds:
         return 128 + int(error.signal_number)  # type: ignore[attr-defined]
     if kinds & FAILURES:

@@ -27,6 +27,7 @@ class Adapted(nn.Module):
 def adapt(model: Callable[[Tensor], Tensor], images: Tensor, name: str) -> tuple[Callable[[Tensor], Tensor], int]:
     """The model, adapted where it must be, and its classes; `images` are the first two, or the only one."""
     probe, dtype = images.clone(), None
+    before = writes(probe)
     try:
         logits = model(probe)
     except RuntimeError:
@@ -35,10 +36,15 @@ def adapt(model: Callable[[Tensor], Tensor], images: Tensor, name: str) -> tuple
             raise
         logits = model(images.to(dtype))
     classes = check_logits(logits, len(images), name)
-    copies = not torch.equal(probe, images) or dtype is not None
+    copies = writes(probe) != before or not torch.equal(probe, images) or dtype is not None
     found = Adapted(model, dtype, copies).eval() if copies else model
     _check_single(found, images, name)
     return found, classes
+
+
+def writes(x: Tensor) -> int:
+    """How often a tensor was written to, which values do not tell of clamp_(0, 1); inference mode does not count."""
+    return 0 if x.is_inference() else x._version
 
 
 def _check_single(model: Callable[[Tensor], Tensor], images: Tensor, name: str) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import numbers
+import os
 import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +15,7 @@ from torch import Tensor, nn
 
 from hyperball.attacks.norms import Norm
 from hyperball.data.augment import to_float
+from hyperball.data.hashing import has_integers
 
 NUMBER = r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?"
 FRACTION = re.compile(rf"\s*({NUMBER})\s*(?:/\s*({NUMBER})\s*)?")
@@ -47,6 +50,25 @@ def _fraction(text: str, name: str) -> float:
     return float(found[1]) / below
 
 
+def budget_text(epsilon: float) -> str:
+    """A budget as the shorter of k/255 and a decimal number: one text, however it was given.
+
+    >>> budget_text(0.03137254901960784), budget_text(0.25)
+    ('8/255', '0.25')
+    """
+    whole = round(255 * epsilon)
+    texts = [repr(epsilon).removesuffix(".0"), *([f"{whole}/255"] if whole / 255 == epsilon else [])]
+    return min(texts, key=len)
+
+
+def parse_step(value: Any) -> float:
+    """The length of a step, a number > 0 or a text such as "2/255"."""
+    number = parse_epsilon(value, "step")
+    if number == 0:
+        raise ValueError(f"`step` must be > 0, got {value!r}")
+    return number
+
+
 def check_epsilon(epsilon: float | str, norm: Norm, shape: torch.Size) -> float:
     """The budget as a number that pixels in [0, 1] can spend."""
     number = parse_epsilon(epsilon)
@@ -67,22 +89,23 @@ def check_images(inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         raise ValueError(f"`inputs` must be at least one image [N, C, H, W], got {got}")
     if inputs.dtype != torch.uint8 and not inputs.is_floating_point():
         raise TypeError(f"`inputs` must be uint8 or floating point, got {inputs.dtype}")
-    if not isinstance(labels, Tensor) or labels.shape != inputs.shape[:1] or not is_whole(labels.dtype):
-        found = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-        raise ValueError(f"`labels` must be {len(inputs)} integers, one an image, got {found}")
-    inputs = to_float(inputs)
+    targets = check_targets(labels, len(inputs))
+    inputs = to_float(inputs.detach())
     low, high = (float(bound) for bound in torch.aminmax(inputs))
     if not (low >= 0 and high <= 1):
         raise ValueError(
             f"`inputs` must be pixels in [0, 1], got values from {low:g} to {high:g}; "
             "normalization belongs into the model"
         )
-    return inputs, labels.long()
+    return inputs, targets
 
 
-def is_whole(dtype: torch.dtype) -> bool:
-    """Whether a dtype is one of integers; bool is not."""
-    return not (dtype.is_floating_point or dtype.is_complex or dtype == torch.bool)
+def check_targets(labels: Tensor, count: int) -> Tensor:
+    """Labels [N] as int64."""
+    if not isinstance(labels, Tensor) or labels.shape != (count,) or not has_integers(labels):
+        found = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
+        raise ValueError(f"`labels` must be {count} integers, one a sample, got {found}")
+    return labels.long()
 
 
 def check_mode() -> None:
@@ -132,8 +155,17 @@ def check_count(name: str, value: Any, least: int = 1) -> None:
 
 def check_positive(**values: float) -> None:
     for name, value in values.items():
-        if isinstance(value, str) or not (value > 0 and math.isfinite(value)):
+        if not isinstance(value, numbers.Real) or not (value > 0 and math.isfinite(value)):
             raise ValueError(f"`{name}` must be finite and > 0, got {value!r}")
+
+
+def check_path(path: Any) -> Path | None:
+    """The name of a file, or None."""
+    if path is None:
+        return None
+    if not isinstance(path, str | os.PathLike) or not Path(path).name:
+        raise ValueError(f"`path` must be the name of a file, got {path!r}")
+    return Path(path)
 
 
 def device_of(model: Any, default: torch.device) -> torch.device:

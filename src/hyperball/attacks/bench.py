@@ -21,10 +21,11 @@ from hyperball.attacks.arguments import (
     check_model,
     device_of,
 )
+from hyperball.attacks.gradient import gradient
 from hyperball.attacks.journal import Journal, from_tree, to_tree
 from hyperball.attacks.methods.auto import seeded
 from hyperball.attacks.methods.table import parse
-from hyperball.attacks.methods.task import Attack, Model, Task, Verdict, judge
+from hyperball.attacks.methods.task import Attack, Model, Task, Verdict, cross_entropy, judge
 from hyperball.attacks.norms import Norm, find_norm, wide
 from hyperball.data.hashing import fold, key_of
 
@@ -168,6 +169,16 @@ def default_batch(device: torch.device, pixels: int) -> int:
     return max(16, GPU_PIXELS // pixels) if device.type == "cuda" else 256
 
 
+def check_attack(bench: Bench, attack: Attack) -> None:
+    """Refuse what an attack lacks (a gradient, a source, an extra, a layer) before it has run."""
+    task = bench.task(torch.arange(min(2, len(bench.labels))))
+    attack.stages(task)
+    followed = attack.differentiated(task)
+    if followed is not None:
+        name, model = followed
+        gradient(model, task.x, lambda logits: cross_entropy(logits, task.y).sum(), name)
+
+
 def perturb(
     model: Any,
     inputs: Tensor,
@@ -185,6 +196,7 @@ def perturb(
     """
     chosen = parse(attack)
     bench = make_bench(model, inputs, labels, epsilon=epsilon, norm=norm, seed=seed, source=source)
+    check_attack(bench, chosen)
     task = bench.task(torch.arange(len(bench.labels)))
     best, held = task.x, None
     for _, stage in chosen.stages(task):

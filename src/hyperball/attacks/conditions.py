@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import importlib.metadata
-import platform
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hyperball._version import __version__
 from hyperball.attacks.bench import Bench
 from hyperball.attacks.journal import fingerprint, rounded
 from hyperball.attacks.methods.auto import seeded
@@ -63,14 +60,3 @@ def _place(device: torch.device) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device) if cuda else device.type,
         "tf32": bool(cuda and (torch.backends.cudnn.allow_tf32 or torch.backends.cuda.matmul.allow_tf32)),
     }
-
-
-def versions() -> dict[str, str]:
-    """Of Python and the packages that matter here."""
-    found = {"python": platform.python_version(), "hyperball": __version__}
-    for package in PACKAGES:
-        try:
-            found[package] = importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return found

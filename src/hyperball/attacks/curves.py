@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyperball._version import versions
 from hyperball.attacks import captured
 from hyperball.attacks.adapted import adapt
 from hyperball.attacks.arguments import (
@@ -19,16 +20,18 @@ from hyperball.attacks.arguments import (
     check_labels,
     check_logits,
     check_model,
+    check_path,
+    check_targets,
     device_of,
     parse_epsilon,
 )
-from hyperball.attacks.bench import Bench, Progress, default_batch, make_bench
-from hyperball.attacks.conditions import identify, versions
-from hyperball.attacks.gradient import gradient
+from hyperball.attacks.battery import percent, stronger
+from hyperball.attacks.bench import Bench, Progress, check_attack, default_batch, make_bench
+from hyperball.attacks.conditions import PACKAGES, identify
 from hyperball.attacks.journal import Journal, RecordError, check_identity, journal_path, read_json, write_json
 from hyperball.attacks.methods.auto import seeded
 from hyperball.attacks.methods.table import parse
-from hyperball.attacks.methods.task import Attack, cross_entropy
+from hyperball.attacks.methods.task import Attack, Verdict
 from hyperball.attacks.norms import find_norm
 from hyperball.data import corruptions
 from hyperball.data.points import outliers
@@ -38,7 +41,6 @@ EPSILONS: dict[str, tuple[str, ...]] = {
     "l2": ("0", "1/8", "1/4", "1/2", "1", "2", "4", "8"),
 }
 SHARES = (0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
-SLACK = 0.01  # by how much accuracy may rise with the budget before that is a doubt
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,17 @@ class Curve:
         """The curve of a file."""
         tree = read_json(Path(path))
         kinds = {"over": str, "values": list, "accuracies": list, "conditions": dict, "doubts": list}
-        if not isinstance(tree, dict) or not all(isinstance(tree.get(key), kind) for key, kind in kinds.items()):
+        sound = isinstance(tree, dict) and all(isinstance(tree.get(key), kind) for key, kind in kinds.items())
+        if not sound or not _are_numbers(tree["values"], tree["accuracies"]):
             raise RecordError(f"{path} is no robustness curve; move it away or write elsewhere")
         return cls(**{key: tree[key] for key in kinds})
+
+
+def _are_numbers(*columns: list[Any]) -> bool:
+    """Whether lists of numbers are equally long."""
+    return len({len(column) for column in columns}) == 1 and all(
+        isinstance(value, int | float) for column in columns for value in column
+    )
 
 
 def robustness_curve(
@@ -73,7 +83,7 @@ def robustness_curve(
     inputs: Tensor,
     labels: Tensor,
     over: str = "epsilon",
-    values: Sequence[float | str] | None = None,
+    values: Iterable[float | str] | None = None,
     *,
     attack: str | Attack = "pgd",
     norm: str = "linf",
@@ -92,12 +102,10 @@ def robustness_curve(
     curve that is there already is read; one of another model, other data or other values is refused.
     """
     check_count("seed", seed, least=0)
-    if values is not None and (isinstance(values, str) or not isinstance(values, Iterable) or not len(values)):
-        raise ValueError(f"`values` must have at least one entry, as in [0, 0.5], got {values!r}")
-    target = None if path is None else Path(path)
+    listed, target = _listed(values), check_path(path)
     with seeded(seed, device_of(model, torch.device("cpu"))):
         if over != "epsilon":
-            return _over_damage(model, inputs, labels, over, values, target, resume, batch_size, seed, progress)
+            return _over_damage(model, inputs, labels, over, listed, target, resume, batch_size, seed, progress)
         chosen = parse(attack)
         bench = make_bench(
             model, inputs, labels,
@@ -105,9 +113,22 @@ def robustness_curve(
         )  # fmt: skip
         identity = {key: held for key, held in identify(bench, model, source).items() if key != "epsilon"}
         try:
-            return _over_epsilon(bench, values, chosen, identity | {"attack": str(chosen)}, target, resume)
+            return _over_epsilon(bench, listed, chosen, identity | {"attack": str(chosen)}, target, resume)
         finally:
             captured.release()
+
+
+def _listed(values: Any) -> list[float | str] | None:
+    """The values of anything that holds at least one."""
+    if values is None:
+        return None
+    try:
+        listed = [] if isinstance(values, str) else list(values)
+    except TypeError:
+        listed = []
+    if not listed:
+        raise ValueError(f"`values` must have at least one entry, as in [0, 0.5], got {values!r}")
+    return listed
 
 
 def _over_epsilon(
@@ -122,31 +143,18 @@ def _over_epsilon(
     finished = _finished(target if resume else None, "epsilon", budgets, identity)
     if finished is not None:
         return finished
-    check_attack(bench.at(max(budgets)), attack)
+    check_attack(bench, attack)
     journal = Journal(None if target is None else journal_path(target), identity, resume)
     bench = replace(bench, journal=journal)
     clean = bench.clean()
-    accuracies = [bench.at(budget).run(attack, clean).accuracy for budget in budgets]
-    rises = [
-        f"accuracy rises from {100 * low:.1f} % at epsilon {a:.4g} to {100 * high:.1f} % at {b:.4g}: "
-        "a larger budget holds every point of a smaller one"
-        for (a, low), (b, high) in _neighbors(budgets, accuracies)
-        if high > low + SLACK
-    ]
-    conditions = identity | {"chance": 1 / bench.classes, "versions": versions()}
-    curve = Curve("epsilon", budgets, accuracies, conditions, rises)
+    outcomes = [bench.at(budget).run(attack, clean) for budget in budgets]
+    conditions = identity | {"chance": 1 / bench.classes, "versions": versions(PACKAGES)}
+    accuracies = [outcome.accuracy for outcome in outcomes]
+    curve = Curve("epsilon", budgets, accuracies, conditions, rises(budgets, [held.verdict for held in outcomes]))
     if target is not None:
         curve.write(target)
     journal.close()
     return curve
-
-
-def check_attack(bench: Bench, attack: Attack) -> None:
-    """Refuse what an attack lacks (a gradient, a source, an extra, a layer) before it has run."""
-    task = bench.task(torch.arange(min(2, len(bench.labels))))
-    attack.stages(task)
-    if attack.white_box and bench.epsilon > 0:
-        gradient(task.model, task.x, lambda logits: cross_entropy(logits, task.y).sum())
 
 
 def _budgets(values: Sequence[float | str] | None, bench: Bench) -> list[float]:
@@ -168,9 +176,16 @@ def _finished(path: Path | None, over: str, values: list[float], identity: dict[
     return curve
 
 
-def _neighbors(values: list[float], accuracies: list[float]) -> list[tuple[tuple[float, float], tuple[float, float]]]:
-    pairs = sorted(zip(values, accuracies))
-    return list(itertools.pairwise(pairs))
+def rises(budgets: Sequence[float], verdicts: Sequence[Verdict]) -> list[str]:
+    """Doubts about budgets at which markedly more images are right than at the next smaller one."""
+    ordered = sorted(zip(budgets, verdicts, strict=True), key=lambda pair: pair[0])
+    shares = [float(verdict.correct.double().mean()) for _, verdict in ordered]
+    return [
+        f"accuracy rises from {percent(shares[i])} at epsilon {a:.4g} to {percent(shares[i + 1])} at {b:.4g}: "
+        "a larger budget holds every point of a smaller one"
+        for i, ((a, less), (b, more)) in enumerate(itertools.pairwise(ordered))
+        if stronger(less, more)
+    ]
 
 
 Change = Callable[[Tensor, float], Tensor]
@@ -209,7 +224,7 @@ def _over_damage(
         accuracies.append(_accuracy(bench, change, value))
         if progress is not None:
             progress(over, number + 1, len(marks))
-    curve = Curve(over, marks, accuracies, identity | {"versions": versions()})
+    curve = Curve(over, marks, accuracies, identity | {"versions": versions(PACKAGES)})
     if target is not None:
         curve.write(target)
     return curve
@@ -224,7 +239,7 @@ def _cloud_bench(model: Any, inputs: Tensor, labels: Tensor, batch_size: int | N
     if not (given and inputs.is_floating_point() and inputs.dim() == 3 and len(inputs) and inputs.shape[2] == 3):
         got = f"{inputs.dtype} {tuple(inputs.shape)}" if given else type(inputs).__name__
         raise ValueError(f"`inputs` must be at least one cloud of floats [N, P, 3], got {got}")
-    targets = _integers(labels, len(inputs))
+    inputs, targets = inputs.detach(), check_targets(labels, len(inputs))
     device = device_of(model, inputs.device)
     called, classes = adapt(called, inputs[:2].to(device), "model")
     check_labels(targets, classes)
@@ -233,17 +248,6 @@ def _cloud_bench(model: Any, inputs: Tensor, labels: Tensor, batch_size: int | N
         model=called, inputs=inputs, labels=targets, epsilon=0.0, norm=find_norm("linf"), classes=classes,
         device=device, batch_size=batch, seed=seed,
     )  # fmt: skip
-
-
-def _integers(labels: Tensor, count: int) -> Tensor:
-    """Labels [N] as int64."""
-    whole = isinstance(labels, Tensor) and not (
-        labels.is_floating_point() or labels.is_complex() or labels.dtype == torch.bool
-    )
-    if not whole or labels.shape != (count,):
-        found = f"{labels.dtype} {tuple(labels.shape)}" if isinstance(labels, Tensor) else type(labels).__name__
-        raise ValueError(f"`labels` must be {count} integers, one a cloud, got {found}")
-    return labels.long()
 
 
 def _shares(values: Sequence[float | str] | None) -> list[float]:

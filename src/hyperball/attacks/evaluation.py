@@ -6,7 +6,8 @@ A record is one JSON object (format 1):
   SHA-256 of model, source, inputs and labels, `answers` (logits of a few images), and what the caller adds as `about`;
 * `clean`: accuracy, and of every image `correct` (a text of 0 and 1), `loss` and `distance`;
 * `attacks`: in the order asked for: `attack` (its text), `conditions`, `accuracy`, `stages` (accuracy after each),
-  `seconds`, `mean_distance` (of images that it broke), `versions`, and of every image `correct`, `loss`, `distance`;
+  `seconds`, `mean_distance` (of images that it broke), `versions`, `checked` (whether the masking checks have seen it),
+  and of every image `correct`, `loss`, `distance`;
 * `worst_case`: the share of images that withstand all of the attacks;
 * `checks`: name, passed, numbers, doubt; `doubts`: the sentences of those that failed.
 
@@ -25,11 +26,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from hyperball._version import versions
 from hyperball.attacks import captured
-from hyperball.attacks.arguments import check_count, device_of
-from hyperball.attacks.bench import Bench, Outcome, Progress, make_bench
-from hyperball.attacks.conditions import FORMAT, identify, versions
-from hyperball.attacks.gradient import gradient
+from hyperball.attacks.arguments import budget_text, check_count, check_path, device_of
+from hyperball.attacks.battery import percent
+from hyperball.attacks.bench import Bench, Outcome, Progress, check_attack, make_bench
+from hyperball.attacks.conditions import FORMAT, PACKAGES, identify
 from hyperball.attacks.journal import (
     Journal,
     RecordError,
@@ -41,12 +43,13 @@ from hyperball.attacks.journal import (
     write_json,
 )
 from hyperball.attacks.lock import alone
-from hyperball.attacks.masking import finite, masking_checks, percent
+from hyperball.attacks.masking import finite, masking_checks
 from hyperball.attacks.methods.auto import seeded
 from hyperball.attacks.methods.table import parse, parse_all
-from hyperball.attacks.methods.task import Attack, Verdict, cross_entropy
+from hyperball.attacks.methods.task import Attack, Verdict
 
 SWITCHED_OFF = "masking checks were switched off, so nothing says whether gradients are masked"
+SHOWN = {"norm": str, "epsilon_text": str, "images": int, "seed": int}  # conditions that a table prints
 KINDS: dict[str, Any] = {
     "conditions": dict, "clean": dict, "attacks": list, "worst_case": int | float, "checks": list, "doubts": list,
 }  # fmt: skip
@@ -113,14 +116,35 @@ class Robustness:
     def read(cls, path: str | Path) -> Robustness:
         """The record of a file, which must be one."""
         record = read_json(Path(path))
-        sound = isinstance(record, dict) and all(isinstance(record.get(key), kind) for key, kind in KINDS.items())
-        if not sound or not all(_is_entry(entry) for entry in record["attacks"]):
+        if not _has(record, KINDS) or not _has(record["conditions"], SHOWN):
             raise RecordError(f"{path} is no record of robustness; move it away, or write elsewhere")
+        damage = _damage(record)
+        if damage:
+            raise RecordError(f"{path} is no record of robustness, or a damaged one: {damage}; move it away")
         return cls(record)
 
 
-def _is_entry(entry: Any) -> bool:
-    return isinstance(entry, dict) and {"attack", "accuracy", "stages", "correct"} <= set(entry)
+def _has(tree: Any, kinds: Mapping[str, Any]) -> bool:
+    return isinstance(tree, dict) and all(isinstance(tree.get(key), kind) for key, kind in kinds.items())
+
+
+def _damage(record: dict[str, Any]) -> str:
+    """What is wrong in the parts of a record, or nothing."""
+    if not all(_has(check, {"name": str, "doubt": str | None}) and "doubt" in check for check in record["checks"]):
+        return "a check says nothing of its doubt"
+    count = record["conditions"]["images"]
+    for entry in ({"attack": "clean", "stages": [], **record["clean"]}, *record["attacks"]):
+        if not _has(entry, {"attack": str, "accuracy": int | float, "stages": list, "correct": str}):
+            return "an attack lacks its text, accuracy, stages or images"
+        for key in ("correct", "loss", "distance"):
+            held = entry.get(key, entry["correct"])  # a slim record has neither losses nor distances
+            if not isinstance(held, str | list) or len(held) != count:
+                return f"`{key}` of {entry['attack']} is not of {count} images"
+    try:
+        parse_all([entry["attack"] for entry in record["attacks"]])
+    except (TypeError, ValueError) as error:
+        return str(error)
+    return ""
 
 
 def evaluate_robustness(
@@ -156,16 +180,22 @@ def evaluate_robustness(
     """
     chosen = parse_all(attacks)
     check_count("check_images", check_images)
+    check_count("seed", seed, least=0)
     _check_about(about)
+    target = check_path(path)
     with seeded(seed, device_of(model, torch.device("cpu"))):  # where a model draws, the caller's generators stay
         bench = make_bench(
             model, inputs, labels,
             epsilon=epsilon, norm=norm, batch_size=batch_size, seed=seed, source=source, progress=progress,
         )  # fmt: skip
-        _check_attacks(bench, chosen)
+        for attack in chosen:
+            check_attack(bench, attack)
         identity = identify(bench, model, source) | {"check_images": check_images}
-        conditions = identity | {"epsilon_text": str(epsilon), "versions": versions(), "about": dict(about or {})}
-        target = None if path is None else Path(path)
+        conditions = identity | {
+            "epsilon_text": budget_text(bench.epsilon),
+            "versions": versions(PACKAGES),
+            "about": dict(about or {}),
+        }
         try:
             with alone(target):
                 return _evaluate(bench, chosen, identity, conditions, checks, target, resume)
@@ -185,7 +215,8 @@ def _evaluate(
     previous = _previous(target, identity) if target is not None and resume else None
     done = {} if previous is None else {entry["attack"]: entry for entry in previous["attacks"]}
     held = [] if previous is None else previous["checks"]
-    if previous is not None and (held or not checks) and all(str(attack) in done for attack in chosen):
+    lacking = checks and (not held or bool(_unchecked(done.values())))
+    if previous is not None and not lacking and all(str(attack) in done for attack in chosen):
         return Robustness(previous)
     chosen = [*map(parse, done), *(attack for attack in chosen if str(attack) not in done)]
     journal = Journal(None if target is None else journal_path(target), identity, resume)
@@ -197,9 +228,8 @@ def _evaluate(
     if checks:
         found = masking_checks(bench, clean, identity["check_images"], verdicts)
         held = [check.to_dict() for check in (*found, sound)]
-    doubts = [check["doubt"] for check in held if check["doubt"]] if held else [SWITCHED_OFF]
-    if sound.doubt is not None and sound.doubt not in doubts:
-        doubts.append(sound.doubt)
+        entries = [entry | {"checked": True} for entry in entries]
+    doubts = _doubts(held, sound.doubt, _unchecked(entries))
     result = Robustness(_record(conditions, clean, entries, held, doubts))
     if target is not None:
         result.write(target)
@@ -207,13 +237,20 @@ def _evaluate(
     return result
 
 
-def _check_attacks(bench: Bench, chosen: list[Attack]) -> None:
-    """Refuse what an attack lacks (a gradient, a source, an extra, a layer) before any has run."""
-    task = bench.task(torch.arange(min(2, len(bench.labels))))
-    if any(attack.white_box for attack in chosen):
-        gradient(task.model, task.x, lambda logits: cross_entropy(logits, task.y).sum())
-    for attack in chosen:
-        attack.stages(task)
+def _unchecked(entries: Iterable[dict[str, Any]]) -> list[str]:
+    """The attacks that the masking checks have not seen."""
+    return [entry["attack"] for entry in entries if not entry["checked"]]
+
+
+def _doubts(held: list[dict[str, Any]], sound: str | None, unchecked: list[str]) -> list[str]:
+    """The doubts of checks, or that there were none, and what came after them."""
+    if not held:
+        doubts = [SWITCHED_OFF]
+    else:
+        doubts = [check["doubt"] for check in held if check["doubt"]]
+        if unchecked:
+            doubts.append(f"{', '.join(unchecked)} came without masking checks, and no check compared it with others")
+    return doubts if sound is None or sound in doubts else [*doubts, sound]
 
 
 def _previous(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
@@ -222,8 +259,8 @@ def _previous(path: Path, identity: dict[str, Any]) -> dict[str, Any] | None:
         return None
     record = Robustness.read(path).record
     check_identity(path, record["conditions"], identity)
-    versioned = {"versions": record["conditions"].get("versions", {})}
-    return record | {"attacks": [versioned | entry for entry in record["attacks"]]}
+    defaults = {"versions": record["conditions"].get("versions", {}), "checked": bool(record["checks"])}
+    return record | {"attacks": [defaults | entry for entry in record["attacks"]]}
 
 
 def _check_about(about: Mapping[str, Any] | None) -> None:
@@ -245,7 +282,8 @@ def _entry(attack: Attack, outcome: Outcome, epsilon: float) -> dict[str, Any]:
         "stages": outcome.stages,
         "seconds": round(outcome.seconds, 3),
         "mean_distance": float(moved.mean()) if len(moved) else None,
-        "versions": versions(),
+        "versions": versions(PACKAGES),
+        "checked": False,
         **to_tree(verdict),
     }
 

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hyperball.attacks.arguments import check_mode, check_positive, parse_epsilon
+from hyperball.attacks.arguments import check_count, check_labels, check_mode, check_positive, parse_epsilon, parse_step
 from hyperball.attacks.captured import repeat
 from hyperball.attacks.norms import LINF, Norm, find_norm
 
@@ -24,14 +24,18 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 Bounds = tuple[float, float]
 PIXELS: Bounds = (0.0, 1.0)
 TRADES_NOISE = 1e-3
+INSTEAD = {
+    "model": 'white-box attacks need one: use a black-box attack ("square", "transfer", "noise")',
+    "source": "the attack on it needs one: use one that needs none, \"transfer(attack='square')\"",
+}
 
 
 class NoGradient(ValueError):
     """A model's logits do not depend differentiably on its input."""
 
 
-def gradient(model: Model, x: Tensor, objective: Callable[[Tensor], Tensor]) -> Tensor:
-    """d objective(model(x)) / dx, and nothing of the parameters' gradients."""
+def gradient(model: Model, x: Tensor, objective: Callable[[Tensor], Tensor], name: str = "model") -> Tensor:
+    """d objective(model(x)) / dx, and nothing of the parameters' gradients; `name` is what an error calls the model."""
     check_mode()
     with torch.enable_grad():
         probe = (x.clone() if x.is_inference() else x.detach()).requires_grad_()
@@ -39,10 +43,23 @@ def gradient(model: Model, x: Tensor, objective: Callable[[Tensor], Tensor]) -> 
         slope = torch.autograd.grad(value, probe, allow_unused=True)[0] if value.requires_grad else None
     if slope is None:
         raise NoGradient(
-            "`model` gives no gradient with respect to its input; white-box attacks need one: use a black-box attack "
-            '("square", "transfer", "noise"), or a model without no_grad, detach or integer operations on the way'
+            f"`{name}` gives no gradient with respect to its input; {INSTEAD[name]}, or a {name} without no_grad, "
+            "detach or integer operations on the way"
         )
     return slope
+
+
+def labeled(loss: Loss, y: Tensor) -> Callable[[Tensor], Tensor]:
+    """loss(·, y); a label outside the classes is named where torch notices it, which on a GPU it does not."""
+
+    def objective(logits: Tensor) -> Tensor:
+        try:
+            return loss(logits, y)
+        except IndexError:
+            check_labels(y, logits.shape[1])
+            raise
+
+    return objective
 
 
 def within(x: Tensor, center: Tensor, epsilon: float, bounds: Bounds = PIXELS, norm: Norm = LINF) -> Tensor:
@@ -108,7 +125,7 @@ def fgsm(
 ) -> Tensor:
     """x + epsilon·sign(∂loss/∂x), cut off at the bounds."""
     epsilon = budget(x, epsilon)
-    return ascend(model, x, lambda logits: loss(logits, y), epsilon, step=epsilon, iterations=1, bounds=bounds)
+    return ascend(model, x, labeled(loss, y), epsilon, step=epsilon, iterations=1, bounds=bounds)
 
 
 def fast_fgsm(
@@ -117,7 +134,7 @@ def fast_fgsm(
     y: Tensor,
     epsilon: float | str,
     *,
-    step: float | None = None,
+    step: float | str | None = None,
     loss: Loss = F.cross_entropy,
     bounds: Bounds = PIXELS,
     generator: torch.Generator | None = None,
@@ -134,7 +151,7 @@ def pgd(
     y: Tensor,
     epsilon: float | str,
     *,
-    step: float,
+    step: float | str,
     iterations: int,
     start: bool = True,
     norm: str = "linf",
@@ -147,7 +164,7 @@ def pgd(
     The direction is the sign for "linf" and the unit gradient for "l2", which starts from x plus noise of norm epsilon.
     """
     epsilon = budget(x, epsilon)
-    check_positive(step=step, iterations=iterations)
+    check_count("iterations", iterations)
     kind = find_norm(norm)
     first = None
     if start and kind is LINF:
@@ -156,8 +173,8 @@ def pgd(
         noise = torch.empty_like(x).normal_(generator=generator)
         first = torch.clamp(x + epsilon * kind.direction(noise), *bounds)
     return ascend(
-        model, x, lambda logits: loss(logits, y), epsilon,
-        step=step, iterations=iterations, norm=kind, start=first, bounds=bounds,
+        model, x, labeled(loss, y), epsilon,
+        step=parse_step(step), iterations=iterations, norm=kind, start=first, bounds=bounds,
     )  # fmt: skip
 
 
@@ -167,7 +184,7 @@ def trades_loss(
     y: Tensor,
     epsilon: float | str,
     *,
-    step: float,
+    step: float | str,
     iterations: int,
     beta: float = 6.0,
     loss: Loss = F.cross_entropy,
@@ -180,17 +197,18 @@ def trades_loss(
     `attacked` is the model through which x' is sought, where that is another form of it.
     """
     epsilon = budget(x, epsilon)
-    check_positive(step=step, iterations=iterations, beta=beta)
+    check_count("iterations", iterations)
+    check_positive(beta=beta)
     with torch.no_grad():
         target = model(x).float().softmax(1)
         noise = torch.empty_like(x).normal_(generator=generator)
         start = torch.clamp(x + TRADES_NOISE * noise, *bounds)
     worst = ascend(
         attacked or model, x, lambda logits: divergence(target, logits), epsilon,
-        step=step, iterations=iterations, start=start, bounds=bounds,
+        step=parse_step(step), iterations=iterations, start=start, bounds=bounds,
     )  # fmt: skip
     logits = model(x)
-    return loss(logits, y) + beta * divergence(logits.float().softmax(1), model(worst)), logits
+    return labeled(loss, y)(logits) + beta * divergence(logits.float().softmax(1), model(worst)), logits
 
 
 def divergence(p: Tensor, logits: Tensor) -> Tensor:

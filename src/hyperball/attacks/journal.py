@@ -161,7 +161,8 @@ def read_lines(path: Path, identity: dict[str, Any]) -> dict[str, dict[str, Any]
 def is_line(line: Any) -> bool:
     """Whether a line of a journal holds a key, seconds and a verdict."""
     kinds = {"key": str, "correct": str, "loss": list, "distance": list, "seconds": int | float}
-    return isinstance(line, dict) and all(isinstance(line.get(key), kind) for key, kind in kinds.items())
+    sound = isinstance(line, dict) and all(isinstance(line.get(key), kind) for key, kind in kinds.items())
+    return sound and len(line["correct"]) == len(line["loss"]) == len(line["distance"])
 
 
 def check_identity(path: Path, held: dict[str, Any], asked: dict[str, Any]) -> None:

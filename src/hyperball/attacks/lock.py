@@ -19,7 +19,10 @@ def alone(record: Path | None) -> Iterator[None]:
         return
     record.parent.mkdir(parents=True, exist_ok=True)
     path = record.with_name(f".{record.name}.lock")
-    descriptor = locked(path)
+    try:
+        descriptor = locked(path)
+    except OSError as error:
+        raise type(error)(error.errno, error.strerror, str(record)) from None
     if descriptor is None:
         raise RecordError(f"another evaluation is writing {record}; wait for it, or write elsewhere")
     try:

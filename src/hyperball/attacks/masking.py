@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from hyperball.attacks.bench import Bench, Outcome
+from hyperball.attacks.battery import TOLERANCE, Battery, Check, percent, sampled, stronger
+from hyperball.attacks.bench import Bench
 from hyperball.attacks.gradient import PIXELS, NoGradient, gradient
 from hyperball.attacks.methods.auto import APGD, DLR_CLASSES, MissingExtra, pyautoattack
 from hyperball.attacks.methods.black_box import Noise, Square, Transfer
@@ -27,7 +27,6 @@ STEPS = 20
 RESTARTS = 5
 QUERIES = 500
 DRAWS = 10
-TOLERANCE = 0.01
 RESTART_GAIN = 0.1
 SQUARE_SHARE = 0.02
 ZERO_SHARE = 0.01
@@ -38,58 +37,6 @@ SAME = 1e-4  # of the largest logit: what rounding may change between two calls
 JOINT = 1e-2  # and what another batch size may, by TF32
 SURFACE = (1 / 8, 1 / 4, 1 / 2, 1.0)
 SURFACE_WORDS = 1 << 22
-
-
-@dataclass(frozen=True)
-class Check:
-    """A check: whether all is well, its numbers, and the doubt in words where it is not."""
-
-    name: str
-    numbers: dict[str, Any] = field(default_factory=dict)
-    doubt: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self) | {"numbers": told(self.numbers), "passed": self.doubt is None}
-
-
-def told(value: Any) -> Any:
-    """Numbers as JSON has them: null for one that is not finite."""
-    if isinstance(value, dict):
-        return {key: told(held) for key, held in value.items()}
-    if isinstance(value, list):
-        return [told(held) for held in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-class Battery:
-    """Attacks on the sample, each run once."""
-
-    def __init__(self, bench: Bench, clean: Verdict, images: int) -> None:
-        right = clean.correct.nonzero()[:, 0]
-        spread = torch.linspace(0, max(len(right) - 1, 0), min(images, len(right))).round().long()
-        self.bench, self.clean, self.index = bench, clean, right[spread]
-        self.held: dict[tuple[str, float], Outcome] = {}
-
-    def __len__(self) -> int:
-        return len(self.index)
-
-    def run(self, attack: Attack, epsilon: float | None = None) -> Outcome:
-        bench = self.bench if epsilon is None else self.bench.at(epsilon)
-        key = (str(attack), bench.epsilon)
-        if key not in self.held:
-            self.held[key] = bench.run(attack, self.clean, self.index)
-        return self.held[key]
-
-
-def percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
-def stronger(a: Verdict, b: Verdict) -> bool:
-    """Whether attack a breaks markedly more images than b."""
-    only_a = int((~a.correct & b.correct).sum())
-    only_b = int((a.correct & ~b.correct).sum())
-    return only_a - only_b > max(TOLERANCE * len(a.correct), 2 * math.sqrt(only_a + only_b))
 
 
 def ladder(bench: Bench) -> list[float]:
@@ -243,7 +190,8 @@ def surface(battery: Battery) -> Check:
     if beaten / count > RANDOM_SHARE:
         doubt = (
             f"for {percent(beaten / count)} of {count} images half the budget in a random direction harms more than "
-            f"along the gradient (mean margins {aside[2] / count:+.3g} and {along[2] / count:+.3g}): it points nowhere"
+            f"along the gradient (mean margins {aside[2] / count:+.3g} and {along[2] / count:+.3g}): for those the "
+            "gradient is no guide"
         )
     return Check("the gradient points uphill", numbers, doubt)
 
@@ -257,16 +205,18 @@ def transfer(battery: Battery) -> Check | None:
     """Images made on an undefended copy harm no more than those made on the model."""
     if battery.bench.source is None:
         return None
-    own, foreign = battery.run(PGD(steps=STEPS)), battery.run(Transfer())
+    own, title = battery.run(PGD(steps=STEPS)), "white box is at least as strong as transfer"
+    try:
+        foreign = battery.run(Transfer())
+    except NoGradient:
+        return Check(title, {}, f"{title}: this check was left out, for the source gives no gradient")
     doubt = None
     if stronger(foreign.verdict, own.verdict):
         doubt = (
             f"images made on the source model leave {percent(foreign.accuracy)} of {len(battery)} right and those made "
             f"on the model itself {percent(own.accuracy)}: transfer should not be stronger than white box"
         )
-    return Check(
-        "white box is at least as strong as transfer", {"pgd": own.accuracy, "transfer": foreign.accuracy}, doubt
-    )
+    return Check(title, {"pgd": own.accuracy, "transfer": foreign.accuracy}, doubt)
 
 
 def declarative(battery: Battery) -> Check | None:
@@ -341,11 +291,6 @@ def requested(battery: Battery, asked: Mapping[str, Verdict]) -> Check | None:
     return Check("no black box attack asked for is the strongest", numbers, doubt)
 
 
-def sampled(correct: Tensor) -> Verdict:
-    """A verdict of which only the marks count."""
-    return Verdict(correct, torch.zeros(len(correct)), torch.zeros(len(correct)))
-
-
 def size(battery: Battery) -> Check | None:
     """The sample is large enough to show anything."""
     count = len(battery)
@@ -384,7 +329,7 @@ def masking_checks(
     if not len(battery):
         return [start, Check("the sample is large enough", {"images": 0}, "no image is right, so no check could run")]
     if bench.epsilon == 0:
-        return [start]
+        return [start, Check("the budget is above zero", {"epsilon": 0.0}, "epsilon is 0: nothing was attacked")]
     try:
         found = [*(check(battery) for check in GRADIENT_CHECKS), requested(battery, asked or {})]
     except NoGradient:

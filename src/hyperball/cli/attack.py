@@ -4,73 +4,109 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
-from hyperball.attacks import Attack, Curve, RecordError, Robustness, evaluate_robustness, parse, robustness_curve
-from hyperball.attacks.bench import Progress, make_bench
-from hyperball.attacks.curves import check_attack
+from hyperball.attacks import (
+    Attack,
+    Curve,
+    RecordError,
+    Robustness,
+    evaluate_robustness,
+    names,
+    parse,
+    parse_epsilon,
+    robustness_curve,
+)
+from hyperball.attacks.arguments import budget_text
+from hyperball.attacks.bench import check_attack, make_bench
 from hyperball.attacks.methods.table import parse_all
+from hyperball.cli.grid import as_interrupt
 from hyperball.cli.parsing import UsageError, parser
 from hyperball.cli.progress import SECONDS
+from hyperball.data import DataError, corruptions
 from hyperball.experiments.attacked import fixed, network_and_images
-from hyperball.training import load_model, read_recipe
+from hyperball.rows import nearest
+from hyperball.training import Recipe, load_model, read_recipe
 from hyperball.training.engine import settings
 
 FOLDER = "attacks"
+CORRUPTION = "corruption:"
+Sweep = Attack | str  # an attack over budgets, or a corruption over severities
 
 
-def run_attacks(
-    run_dir: str | Path,
-    eps: str | float = "8/255",
-    attacks: str | Sequence[str] = "fgsm,bim,pgd",
-    *,
-    norm: str = "linf",
+@dataclass(frozen=True)
+class Subject:
+    """The network of a run, its test images, and the network on which images of transfer attacks are made."""
+
+    run: str | Path
+    recipe: Recipe
+    model: nn.Module
+    inputs: Tensor
+    labels: Tensor
+    source_run: str | Path | None = None
+    source: nn.Module | None = None
+
+
+def load(
+    run: str | Path,
     images: int | None = None,
-    batch_size: int | None = None,
-    seed: int = 0,
-    source: str | Path | None = None,
-    checks: bool = True,
     data_root: str | Path | None = None,
     accelerator: str = "auto",
-    path: str | Path | None = None,
-    resume: bool = True,
-    progress: Progress | None = None,
-) -> Robustness:
-    """Attack the network of a run on its test images; the record goes to RUN/attacks/ unless `path` says otherwise.
-
-    `images` takes that many of them, evenly over the classes; `source` is the run of an undefended network.
-    """
-    recipe = read_recipe(run_dir)
-    model, inputs, labels = network_and_images(run_dir, images, data_root, accelerator)
+    source: str | Path | None = None,
+) -> Subject:
+    """What is attacked; `images` takes that many test images, evenly over the classes; `source` is a run."""
+    try:
+        model, inputs, labels = network_and_images(run, images, data_root, accelerator)
+    except DataError as error:
+        if not str(error).startswith("`n` must"):
+            raise
+        raise DataError(str(error).replace("`n`", "`images`", 1)) from None
     other = None if source is None else fixed(load_model(source, data_root=data_root).to(inputs.device))
-    about = {"run": Path(run_dir).name, "source": source and Path(source).name, "recipe": recipe.to_dict()}
-    with settings(recipe):  # TF32 as the recipe says, which by default is off
+    return Subject(run, read_recipe(run), model, inputs, labels, source, other)
+
+
+def run_attacks(subject: Subject, path: Path, eps: str, attacks: str, **options: Any) -> Robustness:
+    """Attack the network of a run on its test images; the record goes to `path`."""
+    source = None if subject.source_run is None else Path(subject.source_run).name
+    about = {"run": Path(subject.run).name, "source": source, "recipe": subject.recipe.to_dict()}
+    with settings(subject.recipe):  # TF32 as the recipe says, which by default is off
         return evaluate_robustness(
-            model, inputs, labels,
-            epsilon=eps, attacks=attacks, norm=norm, batch_size=batch_size, seed=seed, source=other, checks=checks,
-            path=path or record_path(run_dir, eps, norm, len(labels), seed, source), resume=resume, about=about,
-            progress=progress,
+            subject.model, subject.inputs, subject.labels,
+            epsilon=eps, attacks=attacks, source=subject.source, path=path, about=about, **options,
         )  # fmt: skip
 
 
-def record_path(
-    run_dir: str | Path, eps: str | float, norm: str, images: int, seed: int, source: str | Path | None = None
-) -> Path:
+def run_curve(subject: Subject, path: Path, sweep: Sweep, norm: str, **options: Any) -> Curve:
+    """Accuracy over the budget of an attack or the severity of a corruption; the curve goes to `path`."""
+    chosen: dict[str, Any] = {"over": sweep}
+    if isinstance(sweep, Attack):
+        chosen = {"attack": sweep, "norm": norm, "source": subject.source}
+    with settings(subject.recipe):
+        return robustness_curve(subject.model, subject.inputs, subject.labels, path=path, **chosen, **options)
+
+
+def record_path(subject: Subject, eps: str | float, norm: str, seed: int) -> Path:
     """RUN/attacks/linf-8_255-n10000-seed0.json, with -source-NAME where there is a source."""
-    origin = "" if source is None else f"-source-{slug(Path(source).resolve().name)}"
-    return Path(run_dir) / FOLDER / f"{norm}-{slug(str(eps))}-n{images}-seed{seed}{origin}.json"
+    origin = "" if subject.source_run is None else f"-source-{slug(Path(subject.source_run).resolve().name)}"
+    budget = slug(budget_text(parse_epsilon(eps)))
+    return Path(subject.run) / FOLDER / f"{norm}-{budget}-n{len(subject.labels)}-seed{seed}{origin}.json"
 
 
-def curve_path(record: Path, attack: Attack) -> Path:
-    """linf-8_255-n10000-seed0-curve-pgd-steps-50.json, beside the record."""
-    return record.with_name(f"{record.stem}-curve-{slug(str(attack))}.json")
+def curve_path(record: Path, sweep: Sweep) -> Path:
+    """linf-8_255-n10000-seed0-curve-pgd-steps-50.json or …-curve-corruption-blur.json, beside the record."""
+    text = str(sweep) if isinstance(sweep, Attack) else f"corruption-{sweep}"
+    return record.with_name(f"{record.stem}-curve-{slug(text)}.json")
 
 
 def slug(text: str) -> str:
@@ -82,49 +118,75 @@ def slug(text: str) -> str:
     return re.sub(r"[^\w.+-]+", "-", text.replace("/", "_")).strip("-")
 
 
+def read_sweep(text: str) -> Sweep:
+    """An attack, or the name of a corruption, which "corruption:" before it tells from an attack of that name.
+
+    >>> read_sweep("bim"), read_sweep("blur"), read_sweep("corruption:noise")
+    (BIM(steps=10, step=None), 'blur', 'noise')
+    """
+    marked, name = text.startswith(CORRUPTION), text.removeprefix(CORRUPTION)
+    if marked and name not in corruptions.names():
+        raise ValueError(f"unknown corruption {name!r}; {nearest(name, corruptions.names())}")
+    if marked or (name in corruptions.names() and name not in names()):
+        return name
+    if name.isidentifier() and name not in names():
+        raise ValueError(f"unknown attack or corruption {name!r}; {nearest(name, (*names(), *corruptions.names()))}")
+    return parse(text)
+
+
 def attack(given: Sequence[str]) -> int:
     """`hyperball attack RUN --eps 8/255 --attacks fgsm,bim,pgd,auto`."""
     own = read(given)
     check(own)
-    path = Path(own.out) if own.out else None
-    common = {"norm": own.norm, "batch_size": own.batch_size, "seed": own.seed, "resume": not own.fresh}
-    place = {"data_root": own.data_root, "accelerator": own.accelerator, "images": own.images}
-    with shown(own.run) as progress, remedies():
-        sweep = prepared(own) if own.curve else None
+    sweep = None if own.curve is None else read_sweep(own.curve)
+    common = {"batch_size": own.batch_size, "seed": own.seed, "resume": not own.fresh}
+    with terminable(), shown(own.run) as progress, remedies():
+        subject = load(own.run, own.images, own.data_root, own.accelerator, own.source)
+        path = record_path(subject, own.eps, own.norm, own.seed) if own.out is None else Path(own.out)
+        if isinstance(sweep, Attack):  # refused before any attack has run
+            check_sweep(subject, sweep, own.norm)
         found = run_attacks(
-            own.run, own.eps, own.attacks, **common, **place,
-            source=own.source, checks=not own.no_checks, path=path, progress=progress,
+            subject, path, own.eps, own.attacks,
+            norm=own.norm, checks=not own.no_checks, progress=progress, **common,
         )  # fmt: skip
-        images = found.record["conditions"]["images"]
-        path = path or record_path(own.run, own.eps, own.norm, images, own.seed, own.source)
-        curve = None
+        curve = target = None
         if sweep is not None:
-            target = curve_path(path, sweep["attack"])
-            with settings(read_recipe(own.run)):
-                curve = robustness_curve(**sweep, **common, path=target, progress=progress)
-    say(found, curve, path, own.json)
+            target = curve_path(path, sweep)
+            curve = run_curve(subject, target, sweep, own.norm, progress=progress, **common)
+    say(found, curve, path, target, own.json)
     return 0
 
 
 def check(own: Any) -> None:
-    """Refuse attacks that are none, and a GPU that is not there."""
-    for option, text, reader in (("--attacks", own.attacks, parse_all), ("--curve", own.curve, parse)):
+    """Refuse attacks that are none, a record without a name, and a GPU that is not there."""
+    for option, text, reader in (("--attacks", own.attacks, parse_all), ("--curve", own.curve, read_sweep)):
         try:
             _ = None if text is None else reader(text)
         except (TypeError, ValueError) as error:
             raise UsageError(f"{option}: {error}") from None
+    if own.out is not None and not Path(own.out).name:
+        raise UsageError(f"--out must be the name of a file, got {own.out!r}")
     if own.accelerator == "cuda" and not torch.cuda.is_available():
         raise UsageError("--accelerator must be cpu or auto where torch finds no GPU, got cuda")
 
 
-def prepared(own: Any) -> dict[str, Any]:
-    """The arguments of the curve, refused before any attack has run if its own lacks something."""
-    model, inputs, labels = network_and_images(own.run, own.images, own.data_root, own.accelerator)
-    other = None if own.source is None else fixed(load_model(own.source, data_root=own.data_root).to(inputs.device))
-    bench = make_bench(model, inputs[:2], labels[:2], epsilon=0.0, norm=own.norm, source=other)
-    chosen = parse(own.curve)
-    check_attack(bench.at(1.0), chosen)
-    return {"model": model, "inputs": inputs, "labels": labels, "source": other, "attack": chosen}
+def check_sweep(subject: Subject, sweep: Attack, norm: str) -> None:
+    """Refuse a curve whose attack lacks something."""
+    inputs, labels = subject.inputs[:2], subject.labels[:2]
+    check_attack(make_bench(subject.model, inputs, labels, epsilon=0.0, norm=norm, source=subject.source), sweep)
+
+
+@contextmanager
+def terminable() -> Iterator[None]:
+    """SIGTERM ends the block as Ctrl-C does, with all that it leaves in order."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, as_interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -151,7 +213,11 @@ def read(given: Sequence[str]) -> Any:
     options.add_argument("--batch-size", type=int, metavar="N", help="(default: 256, more on a GPU)")
     options.add_argument("--seed", type=int, default=0, metavar="N", help="(default: 0)")
     options.add_argument("--source", metavar="RUN", help="the run of an undefended network, for transfer attacks")
-    text = "also accuracy under that attack, from 0 to 128/255, or in L2 to 8"
+    damages = ", ".join(name for name in corruptions.names() if name not in names())
+    text = (
+        "also accuracy under that attack, from 0 to 128/255, or in L2 to 8; or under a corruption, severities 0 to 5: "
+        f"{damages}, corruption:noise"
+    )
     options.add_argument("--curve", metavar="ATTACK", help=text)
     options.add_argument("--no-checks", action="store_true", help="leave the masking checks out")
     options.add_argument("--fresh", action="store_true", help="begin anew where there is a record already")
@@ -162,21 +228,31 @@ def read(given: Sequence[str]) -> Any:
     return options.parse_args(given)
 
 
-def say(found: Robustness, curve: Curve | None, path: Path, as_json: bool) -> None:
+def say(found: Robustness, curve: Curve | None, path: Path, target: Path | None, as_json: bool) -> None:
     if as_json:
         numbers = {entry["attack"]: entry["accuracy"] for entry in found.record["attacks"]}
         brief: dict[str, Any] = {"record": str(path), "clean": found.clean_accuracy, "attacks": numbers}
         brief |= {"worst_case": found.worst_case, "doubts": found.doubts}
-        print(json.dumps(brief | ({"curve": curve.to_dict()} if curve else {})))
+        print(json.dumps(brief | ({"curve": curve.to_dict(), "curve_record": str(target)} if curve else {})))
         return
     print(found.table())
     if curve is not None:
-        print(f"accuracy under {curve.conditions['attack']} by epsilon")
-        for value, accuracy in zip(curve.values, curve.accuracies):
-            budget = f"{255 * value:5.1f}/255" if curve.conditions["norm"] == "linf" else f"{value:6.3f}"
-            print(f"  {budget}  {100 * accuracy:5.1f} %")
-        print(*(f"  - {doubt}" for doubt in curve.doubts), sep="\n", end="\n" if curve.doubts else "")
+        print("\n".join(curve_lines(curve)))
     print(f"record: {path}")
+    if curve is not None:
+        print(f"curve: {target}")
+
+
+def curve_lines(curve: Curve) -> Iterator[str]:
+    """The curve as lines of text, its doubts below."""
+    over = curve.over == "epsilon"
+    yield f"accuracy under {curve.conditions['attack']} by epsilon" if over else f"accuracy by severity of {curve.over}"
+    for value, accuracy in zip(curve.values, curve.accuracies):
+        mark = f"{value:6.3f}" if over else f"{value:6.0f}"
+        if over and curve.conditions["norm"] == "linf":
+            mark = f"{255 * value:5.1f}/255"
+        yield f"  {mark}  {100 * accuracy:5.1f} %"
+    yield from (f"  - {doubt}" for doubt in curve.doubts)
 
 
 @contextmanager

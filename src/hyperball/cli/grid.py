@@ -9,6 +9,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from hyperball._errors import Terminated
 from hyperball.cli.parsing import UsageError, parser
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def grid(given: Sequence[str]) -> int:
 
 
 def as_interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+    raise Terminated
 
 
 def speak(text: str) -> None:

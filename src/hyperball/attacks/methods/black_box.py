@@ -13,7 +13,7 @@ from torch import Tensor
 from hyperball.attacks.arguments import check_count
 from hyperball.attacks.gradient import PIXELS
 from hyperball.attacks.methods.auto import pyautoattack, square_l2
-from hyperball.attacks.methods.task import Attack, Stage, Task, margin
+from hyperball.attacks.methods.task import Attack, Model, Stage, Task, margin
 from hyperball.data.hashing import fold
 
 NOISE, SQUARE = 1 << 20, 1 << 21  # uses of a task's random words
@@ -169,6 +169,9 @@ class Transfer(Attack):
             raise ValueError('`source` must be given for the attack "transfer": the model on which images are made')
         inner = self.inner().stages(task.replace(model=task.source))
         return [(name, partial(self.on_source, run)) for name, run in inner]
+
+    def differentiated(self, task: Task) -> tuple[str, Model] | None:
+        return ("source", task.source) if self.inner().white_box and task.source is not None else None
 
     def on_source(self, run: Any, task: Task) -> Tensor:
         result: Tensor = run(task.replace(model=task.source))

@@ -51,6 +51,8 @@ def parse(given: str | Attack) -> Attack:
 
 def parse_all(given: str | Attack | Iterable[str | Attack]) -> list[Attack]:
     """Attacks from "fgsm,bim,pgd(steps=50)" or from a list; each may be there once."""
+    if not isinstance(given, str | Attack | Iterable):
+        raise TypeError(f'`attacks` must be texts such as "fgsm,pgd(steps=50)" or a list of them, got {given!r}')
     items = split(given) if isinstance(given, str) else [given] if isinstance(given, Attack) else list(given)
     attacks = [parse(item) for item in items]
     if not attacks:

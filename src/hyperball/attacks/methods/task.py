@@ -61,6 +61,10 @@ class Attack(ABC):
     def stages(self, task: Task) -> list[Stage]:
         """Names and functions; `task` tells classes and norm, its images play no part."""
 
+    def differentiated(self, task: Task) -> tuple[str, Model] | None:
+        """The model whose gradient the attack follows, with the name of its argument; None for a black box."""
+        return ("model", task.model) if self.white_box else None
+
     def __str__(self) -> str:
         """The text that `parse` reads: what differs from the defaults."""
         chosen = [

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from hyperball.attacks.arguments import check_count, parse_epsilon
+from hyperball.attacks.arguments import check_count, parse_step
 from hyperball.attacks.gradient import PIXELS, ascend
 from hyperball.attacks.methods.task import LOSSES, Attack, Stage, Task
 from hyperball.attacks.surrogate import KINDS, surrogate
@@ -54,10 +54,10 @@ class BIM(Attack):
 
     def __post_init__(self) -> None:
         check_count("steps", self.steps)
-        _check_step(self.step)
+        self.length(1.0)
 
     def length(self, epsilon: float) -> float:
-        return BIM_SHARE * epsilon if self.step is None else parse_epsilon(self.step)
+        return BIM_SHARE * epsilon if self.step is None else parse_step(self.step)
 
     def stages(self, task: Task) -> list[Stage]:
         return [("steps", lambda task: climb(task, step=self.length(task.epsilon), steps=self.steps))]
@@ -89,12 +89,12 @@ class PGD(Attack):
     def __post_init__(self) -> None:
         for name in ("steps", "restarts", "eot"):
             check_count(name, getattr(self, name))
-        _check_step(self.step)
+        self.length(1.0)
         _check_name("target", self.target, TARGETS)
         _check_name("loss", self.loss, tuple(LOSSES))
 
     def length(self, epsilon: float) -> float:
-        return MADRY * epsilon / self.steps if self.step is None else parse_epsilon(self.step)
+        return MADRY * epsilon / self.steps if self.step is None else parse_step(self.step)
 
     def stages(self, task: Task) -> list[Stage]:
         return [(f"restart {number + 1}", partial(self.restart, number)) for number in range(self.restarts)]
@@ -153,11 +153,6 @@ class Surrogate(Attack):
 
     def conditions(self, epsilon: float) -> dict[str, Any]:
         return super().conditions(epsilon) | {"step": self.inner().length(epsilon)}
-
-
-def _check_step(step: float | str | None) -> None:
-    if step is not None and parse_epsilon(step, "step") == 0:
-        raise ValueError(f"`step` must be > 0 or None, got {step!r}")
 
 
 def _check_name(argument: str, given: str, known: tuple[str, ...]) -> None:
