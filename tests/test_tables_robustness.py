@@ -4,11 +4,8 @@ import json
 import math
 from dataclasses import replace
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
-import torch
-from torch import nn
 
 pytest.importorskip("lightning_fabric")
 
@@ -30,7 +27,6 @@ from hyperball.experiments.runners import Job, run_local
 from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.experiments.tables import TABLES
 from hyperball.training import Recipe
-from hyperball.training.objective import Objective
 
 ROOT = Path(__file__).parents[1]
 RECIPE = Recipe(steps=60).override({"data.train_size": 640, "data.test_size": 60, "optimizer.lr": 1e-2})
@@ -56,9 +52,8 @@ def place(tmp_path_factory):
     for job in everything:
         if job.trains:
             train_cell(job.cell.recipe, job.folder, accelerator="cpu")
-    for job in everything:
-        if isinstance(job, AttackJob):
-            run(job)
+    for job in attacks_of(everything):
+        run(job)
     return out, jobs, everything
 
 
@@ -66,6 +61,10 @@ def run(job):
     job.command()
     plan = json.loads((job.folder / "attacks" / f"plan-{job.parts[0].name}.json").read_text())
     attack_cell(plan, job.folder, job.source.folder, None, "cpu")
+
+
+def attacks_of(everything):
+    return [job for job in everything if isinstance(job, AttackJob)]
 
 
 def record(job):
@@ -139,15 +138,15 @@ def test_what_is_done_is_not_attacked_again(place, monkeypatch):
     _, jobs, everything = place
     before = record(jobs[0])
     monkeypatch.setattr(attacked.Target, "run", lambda self, part: pytest.fail("ran again"))
-    for job in everything:
-        if isinstance(job, AttackJob) and job.folder == jobs[0].folder:
+    for job in attacks_of(everything):
+        if job.folder == jobs[0].folder:
             run(job)
     assert record(jobs[0]) == before
 
 
 def test_a_killed_attack_goes_on_and_ends_with_the_same_record(place, monkeypatch):
     _, jobs, everything = place
-    job = next(job for job in everything if isinstance(job, AttackJob))
+    job = attacks_of(everything)[0]
     before = record(jobs[0])
     path = job.folder / "attacks" / "images.json"
     whole = path.read_text()
@@ -217,7 +216,7 @@ OTHER_PLANS = {
 @pytest.mark.parametrize("part, message", OTHER_PLANS.values(), ids=OTHER_PLANS)
 def test_a_changed_plan_is_not_answered_with_the_numbers_of_another(place, part, message):
     _, _, everything = place
-    job = replace(next(job for job in everything if isinstance(job, AttackJob)), parts=(part,))
+    job = replace(attacks_of(everything)[0], parts=(part,))
     assert message in job.missing()
     assert not is_done(job.folder, part)
     with pytest.raises(RecordError, match="of another plan"):
@@ -227,13 +226,13 @@ def test_a_changed_plan_is_not_answered_with_the_numbers_of_another(place, part,
 def test_a_further_attack_of_a_part_is_to_be_run(place):
     _, _, everything = place
     more = replace(MAIN, attacks={**MAIN.attacks, "bim": "bim"})
-    job = replace(next(job for job in everything if isinstance(job, AttackJob)), parts=(more,))
+    job = replace(attacks_of(everything)[0], parts=(more,))
     assert job.missing() == "attacks are to be run: images"
 
 
 def test_attacks_on_other_weights_are_not_those_of_the_network(place):
     _, _, everything = place
-    job = next(job for job in everything if isinstance(job, AttackJob))
+    job = attacks_of(everything)[0]
     path = job.folder / "attacks" / "weights.json"
     before = path.read_text()
     try:
@@ -288,7 +287,7 @@ def test_notes_say_what_is_attacked_at_the_scale():
 
 def test_a_network_that_did_not_converge_has_nothing_to_attack(place, tmp_path, capsys):
     _, jobs, everything = place
-    job = next(job for job in everything if isinstance(job, AttackJob))
+    job = attacks_of(everything)[0]
     tree = json.loads((jobs[0].folder / "record.json").read_text())
     failure = {"step": 3, "where": "layer a"}
     for name in ("recipe.json", "record.json"):
@@ -354,45 +353,6 @@ def test_both_tables_are_about_the_same_runs(tmp_path):
     plans = [attack_jobs(make().entries[0], jobs[0][0], True)[0].plan for make in (table7, table8)]
     assert plans[0] == plans[1]
     assert source_job(table7().entries[0], jobs[0][0]).cell.recipe.seed == 1000
-
-
-class Scaled(torch.autograd.Function):
-    """w·x, with a backward pass that tells which gradients it was asked for."""
-
-    asked: ClassVar[list[tuple[bool, ...]]] = []
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.save_for_backward(x, weight)
-        return x * weight
-
-    @staticmethod
-    def backward(ctx, grad):
-        Scaled.asked.append(ctx.needs_input_grad)
-        x, weight = ctx.saved_tensors
-        return grad * weight, (grad * x).sum((0, 2, 3), keepdim=True)
-
-
-class Scale(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(1, 10, 1, 1))
-
-    def forward(self, x):
-        return Scaled.apply(x, self.weight)
-
-
-@pytest.mark.parametrize("method, attacks", [("fgsm", 1), ("fast", 1), ("pgd", 3), ("trades", 3)])
-def test_an_attack_in_training_asks_for_no_gradient_of_weights(method, attacks):
-    Scaled.asked.clear()
-    torch.manual_seed(0)
-    network = nn.Sequential(nn.Conv2d(1, 10, 3), Scale(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
-    recipe = Recipe().override({"adversarial.method": method, "adversarial.iterations": 3})
-    loss, _ = Objective(recipe, network)(network, torch.rand(4, 1, 8, 8), torch.arange(4))
-    assert Scaled.asked == [(True, False)] * attacks
-    loss.backward()
-    assert all(parameter.requires_grad and parameter.grad is not None for parameter in network.parameters())
-    assert Scaled.asked[attacks:] == [(True, True)] * (2 if method == "trades" else 1)
 
 
 def test_the_tables_of_the_document_are_those_of_the_records():

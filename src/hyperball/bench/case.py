@@ -65,10 +65,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Aim:
-    """The greatest ratio aimed at, of times and of peak memory; None where nothing is."""
+    """The greatest ratio aimed at, of times and of peak memory, and the longest time in seconds; None is no aim."""
 
     time: float | None = None
     memory: float | None = None
+    seconds: float | None = None
 
 
 @dataclass(frozen=True)

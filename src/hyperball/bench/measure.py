@@ -131,7 +131,8 @@ def compare(
         rounds=len(times[subject]), threads=threads, peak_mib=rounded(peaks[0], 1),
         reference_peak_mib=rounded(peaks[1], 1), memory_ratio=over, kept_maps=rounded(built.kept.get(subject), 3),
         aim=aim.time, reached=verdict(ratio.median, aim.time),
-        memory_aim=aim.memory, memory_reached=verdict(over, aim.memory), note=built.notes.get(subject, ""),
+        memory_aim=aim.memory, memory_reached=verdict(over, aim.memory), seconds_aim=aim.seconds,
+        seconds_reached=verdict(round(ours.median, 5) / 1e3, aim.seconds), note=built.notes.get(subject, ""),
     )  # fmt: skip
 
 

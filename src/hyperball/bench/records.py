@@ -27,8 +27,9 @@ BUSY = 0.5  # load average over cores from which a CPU's times are doubtful
 class Row:
     """A subject against a reference: times in ms (median, 20th and 80th percentile), ratio, memory, aim, verdict.
 
-    `ratio` is subject / reference, the median over the rounds; `reached` and `memory_reached` are None where nothing is
-    aimed at. `kept_maps` is what the backward keeps beside input and parameters, in activation maps.
+    `ratio` is subject / reference, the median over the rounds; `reached`, `memory_reached` and `seconds_reached`, which
+    is about the subject's own time, are None where nothing is aimed at. `kept_maps` is what the backward keeps beside
+    input and parameters, in activation maps.
     """
 
     section: str
@@ -57,7 +58,20 @@ class Row:
     reached: bool | None = None
     memory_aim: float | None = None
     memory_reached: bool | None = None
+    seconds_aim: float | None = None
+    seconds_reached: bool | None = None
     note: str = ""
+
+    @property
+    def seconds(self) -> float:
+        """The subject's time in seconds."""
+        return self.median_ms / 1e3
+
+    @property
+    def verdicts(self) -> tuple[bool, ...]:
+        """Whether each thing that is aimed at was reached."""
+        held = (self.reached, self.seconds_reached, self.memory_reached)
+        return tuple(value for value in held if value is not None)
 
 
 NAMES = {entry.name for entry in fields(Row)}
@@ -227,5 +241,8 @@ def row(held: Mapping[str, Any], where: str) -> Row:
         raise ValueError(f"{where}: {'missing ' + missing[0] if missing else 'unknown field ' + unknown[0]}")
     if verdict(held["ratio"], held.get("aim")) != held.get("reached"):
         raise ValueError(f"{where}: `reached` is not what ratio {held['ratio']} and aim {held.get('aim')} say")
+    if verdict(held["median_ms"] / 1e3, held.get("seconds_aim")) != held.get("seconds_reached"):
+        told = f"{held['median_ms'] / 1e3:g} s and aim {held.get('seconds_aim')}"
+        raise ValueError(f"{where}: `seconds_reached` is not what {told} say")
     spreads = dict.fromkeys(("p20_ms", "p80_ms", "reference_p20_ms", "reference_p80_ms"))
     return Row(**{**spreads, **held})

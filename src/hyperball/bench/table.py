@@ -45,17 +45,17 @@ def memory(row: Row) -> str:
 
 def aim(row: Row) -> str:
     parts = [f"≤ {number(row.aim)}"] if row.aim is not None else []
+    parts += [f"≤ {row.seconds_aim:g} s"] if row.seconds_aim is not None else []
     return ", ".join([*parts, *([f"memory ≤ {row.memory_aim:.2f}"] if row.memory_aim is not None else [])])
 
 
 def verdict(row: Row) -> str:
     """ "reached", "not reached", or nothing where nothing is aimed at."""
-    said = [value for value in (row.reached, row.memory_reached) if value is not None]
-    if not said:
+    if not row.verdicts:
         return ""
-    if all(said):
+    if all(row.verdicts):
         return "reached"
-    return "not reached" if row.reached is False else "memory not reached"
+    return "not reached" if False in (row.reached, row.seconds_reached) else "memory not reached"
 
 
 def cells(row: Row) -> list[str]:
@@ -145,7 +145,7 @@ def tables(name: str, section: Section, doubt: str = "") -> str:
 
 def pivoted(key: tuple[str, ...], found: dict[tuple[str, str], Row], columns: list[tuple[str, str]]) -> list[str]:
     """The cells of one line; the reference's time is that of the column with an aim, else of the last."""
-    aimed = [row for row in found.values() if row.aim is not None or row.memory_aim is not None]
+    aimed = [row for row in found.values() if aim(row)]
     main = aimed[0] if aimed else list(found.values())[-1]
     ratios = [f"{found[column].ratio:.2f}" if column in found else "" for column in columns]
     wanted = "; ".join(dict.fromkeys(aim(row) for row in aimed))
@@ -153,6 +153,7 @@ def pivoted(key: tuple[str, ...], found: dict[tuple[str, str], Row], columns: li
     missed = [f"{row.work}, {row.mode}: {text}" for row, text in zip(aimed, said, strict=True) if text != "reached"]
     outcome = "" if not aimed else "; ".join(missed) or "reached"
     outcome = "not reached" if len(missed) == len(aimed) == 1 and said[0] == "not reached" else outcome
+    outcome += "".join(f", {number(row.seconds)} s" for row in aimed if row.seconds_aim is not None)
     return [*key, number(main.reference_median_ms), *ratios, memory(main), wanted, outcome]
 
 
@@ -167,7 +168,7 @@ def grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
 def summary(record: Record) -> str:
     """How many aims were reached, and which were not."""
     rows = [row for section in record.sections.values() for row in section.rows]
-    aimed = [row for row in rows if row.reached is not None or row.memory_reached is not None]
+    aimed = [row for row in rows if row.verdicts]
     missed = [row for row in aimed if verdict(row) != "reached"]
     if not aimed:
         return ""
@@ -180,6 +181,7 @@ def summary(record: Record) -> str:
 def sentence(row: Row) -> str:
     what = f"{row.case}, {row.work}, {row.dtype}, {row.mode}: {row.subject} over {row.reference}"
     parts = [f"{row.ratio:.2f} (aim {number(row.aim)})"] if row.reached is False else []
+    parts += [f"{number(row.seconds)} s (aim {row.seconds_aim:g} s)"] if row.seconds_reached is False else []
     parts += [f"peak memory {row.memory_ratio:.2f} (aim {row.memory_aim})"] if row.memory_reached is False else []
     return f"{what} {', '.join(parts)}"
 

@@ -25,12 +25,12 @@ def section_cases(name: str, setting: Setting) -> list[Case]:
 
 
 def groups(sections: Sequence[str], setting: Setting, processes: int) -> list[list[str]]:
-    """Labels of cases for each process, long ones alone and first; FGSM steps have no kernels of their own."""
+    """Labels of cases for each process, long ones alone and first; FGSM steps and PGD have no kernels of their own."""
     alone: list[list[str]] = []
     rest: list[str] = []
     for name in sections:
         for index, case in enumerate(section_cases(name, setting)):
-            if case.work.startswith("FGSM") or (name == "conv" and case.work == "forward"):
+            if case.work.startswith(("FGSM", "PGD")) or (name == "conv" and case.work == "forward"):
                 continue
             if name in ALONE:
                 alone.append([f"{name}:{index}"])

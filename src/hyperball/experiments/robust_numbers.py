@@ -16,6 +16,7 @@ from hyperball.experiments.broken import is_number, leave_out
 from hyperball.experiments.plan import Attacks
 from hyperball.experiments.robustness_record import KIND, ROBUSTNESS
 from hyperball.experiments.table import Experiment
+from hyperball.experiments.text import far_apart
 from hyperball.training.files import FileError, read_tree
 
 
@@ -23,12 +24,15 @@ from hyperball.training.files import FileError, read_tree
 class Attacked:
     """What a folder says of attacks on its network, as far as it is what the plan asks for.
 
-    `attacks` and `sweeps` are lines by the names of attacks.
+    `attacks` and `sweeps` are lines by the names of attacks; `clean` is the accuracy on the attacked images as they
+    are, and `trained` that which training recorded, where both are of all test images.
     """
 
     attacks: dict[str, dict[str, Any]]
     sweeps: dict[str, dict[str, Any]]
     doubts: list[str]
+    clean: float | None = None
+    trained: float | None = None
 
 
 def attacked(folder: Path, plan: Attacks) -> Attacked | None:
@@ -49,13 +53,21 @@ def attacked(folder: Path, plan: Attacks) -> Attacked | None:
             return None
         doubts = [str(sentence) for sentence in record["doubts"]]
         lines = [plain(line) for line in record["attacks"]], [plain(line) for line in record["sweeps"]]
+        clean = both_clean(record["natural"], total)
     except (FileError, KeyError, TypeError, ValueError, AttributeError) as error:
         leave_out(path, f"it is no record of attacks ({type(error).__name__}: {error})")
         return None
     single, swept = (
         {line["name"]: line for line in found if not of_another_plan(line, plan, total, path)} for found in lines
     )
-    return Attacked(single, swept, doubts)
+    return Attacked(single, swept, doubts, *clean)
+
+
+def both_clean(natural: Mapping[str, Any], total: int | None) -> tuple[float | None, float | None]:
+    """Accuracy without an attack as measured with the attacks and as training recorded it, where that can be told."""
+    found = natural["accuracy"], natural["trained"]
+    known = all(map(is_number, found)) and natural["images"] == total
+    return found if known else (None, None)
 
 
 def plain(line: dict[str, Any]) -> dict[str, Any]:
@@ -108,19 +120,31 @@ def told_doubts(experiment: Experiment, folders: Mapping[str, Sequence[Path]]) -
 
     `folders` are those of an entry's runs, by its name.
     """
-    texts = []
+    texts, seen = [], list[Attacked]()
     for entry in experiment.entries:
         if entry.attacks is None:
             continue
         plan = entry.attacks
         records = [found for folder in folders.get(entry.name, ()) if (found := attacked(folder, plan))]
+        seen += records
         where = f"{entry.row}, {entry.column}"
         for sentence, count in counted([record.doubts for record in records]):
             texts.append(f"doubt: {where} ({count} of {len(records)} seeds): {sentence}")
         if records and not any(record.doubts for record in records):
             texts.append(f"no doubts: {where} ({len(records)} seeds)")
         texts += [f"budget: {where}: {text}" for text in located(plan, records)]
-    return texts
+    return [*texts, *clean_words(seen)]
+
+
+def clean_words(records: Sequence[Attacked]) -> list[str]:
+    """How far clean accuracy as training recorded it is from that by which images under attack are judged."""
+    gaps = [abs(held.clean - held.trained) for held in records if held.clean is not None and held.trained is not None]
+    if not gaps:
+        return []
+    return [
+        f"clean is what training recorded; measured again with the attacks, which judge images by that, it differs by "
+        f"{100 * statistics.fmean(gaps):.2f} points on average and {100 * max(gaps):.2f} at most ({len(gaps)} networks)"
+    ]
 
 
 def counted(lists: Sequence[Sequence[str]]) -> list[tuple[str, int]]:
@@ -143,5 +167,12 @@ def located(attacks: Attacks, records: Sequence[Attacked]) -> Iterator[str]:
         known = [line for line in lines if line["published"] is not None]
         if known:
             at = [255 * line["located"] for line in known if line["located"] is not None]
-            place = f"{statistics.fmean(at):.2f}/255 ({len(at)} of {len(known)} seeds)" if at else "none of the budgets"
+            place = f"{budgets(at)}/255 ({len(at)} of {len(known)} seeds)" if at else "none of the budgets"
             yield f"{name} gives the paper's {known[0]['published']} % at {place}"
+
+
+def budgets(at: Sequence[float]) -> str:
+    """The mean of budgets, or where they are far apart each of them: "{15.51, 0.87, 15.45}"."""
+    if far_apart(at):
+        return f"{{{', '.join(f'{value:.2f}' for value in at)}}}"
+    return f"{statistics.fmean(at):.2f}"

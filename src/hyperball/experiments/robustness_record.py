@@ -7,7 +7,7 @@
   number in percent, or null) and `withstood`: a bit an image, first image first, as base64;
 * `sweeps`: `name`, `attack`, `images`, `epsilon` and `accuracy` (lists), `published` and `located`: the budget at which
   the curve passes the paper's number, or null;
-* `worst_case`: the share of all images that withstand every attack on all of them;
+* `worst_case`: the share of all images that withstand every attack on all of them at one budget, whatever its part;
 * `checks` (name, passed, numbers, doubt), `check_images`, and `doubts`: sentences, those of sweeps among them;
 * `conditions`: device, TF32, batch size, seed, versions, SHA-256 of network, source and data;
 * `parts`: what was planned, and `missing`: names of parts that are not done.
@@ -19,15 +19,15 @@ from __future__ import annotations
 
 import base64
 import itertools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from hyperball.attacks import Robustness, parse
+from hyperball.attacks.battery import percent, stronger
 from hyperball.attacks.journal import from_tree, read_json, write_json
-from hyperball.attacks.masking import percent, stronger
 from hyperball.experiments.plan import Part
 from hyperball.training.record import RECORD, Record
 
@@ -35,6 +35,7 @@ ROBUSTNESS = "robustness.json"
 FOLDER = "attacks"
 KIND, FORMAT = "robust cell", 1
 SHARED = ("norm", "seed", "device", "tf32", "batch_size", "versions", "model_sha256", "source_sha256", "data_sha256")
+SAME = ("epsilon", "norm", "images", "model_sha256", "data_sha256")  # what parts must share to be one worst case
 TRANSFER = "transfer "
 
 
@@ -62,16 +63,16 @@ def assembled(run_dir: Path, plan: Mapping[str, Any], is_done: Callable[[Path, P
     curves = [line for part in done if part.is_sweep for line in sweeps(run_dir, part, published)]
     largest = max(found.values(), key=lambda record: record["conditions"]["images"], default=None)
     checked = next((record for record in found.values() if record["checks"]), None)
+    told = {name: list(lines(part, found[name], published)) for part in planned if (name := part.name) in found}
+    joined = [line for name, held in told.items() if is_like(found[name], largest) for line in held]
     return {
         "kind": KIND,
         "format": FORMAT,
         "cell": plan["cell"],
         "natural": natural(run_dir, largest),
-        "attacks": [
-            line for part in planned if part.name in found for line in lines(part, found[part.name], published)
-        ],
+        "attacks": [line for held in told.values() for line in held],
         "sweeps": curves,
-        "worst_case": None if largest is None else largest["worst_case"],
+        "worst_case": worst_case(joined),
         "checks": [] if checked is None else checked["checks"],
         "check_images": None if checked is None else checked["conditions"]["check_images"],
         "doubts": list(doubts(planned, found, curves, checked)),
@@ -79,6 +80,28 @@ def assembled(run_dir: Path, plan: Mapping[str, Any], is_done: Callable[[Path, P
         "parts": [part.to_dict() for part in planned],
         "missing": [part.name for part in planned if part not in done],
     }
+
+
+def is_like(record: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
+    """Whether two records are of the same budget, images and weights."""
+    if other is None:
+        return False
+    mine, theirs = record["conditions"], other["conditions"]
+    return all(mine.get(key) == theirs.get(key) for key in SAME)
+
+
+def worst_case(attacks: Sequence[Mapping[str, Any]]) -> float | None:
+    """The share of images that withstand every attack on the most images, at the first such line's budget.
+
+    From the bits of single images of a record's `attacks`; None without a line.
+    """
+    if not attacks:
+        return None
+    whole = max(attacks, key=lambda line: line["images"])
+    count = whole["images"]
+    alike = [line for line in attacks if all(line[key] == whole[key] for key in ("images", "epsilon", "norm"))]
+    marks = [unpacked(line["withstood"], count) for line in alike]
+    return sum(map(all, zip(*marks, strict=True))) / count
 
 
 def natural(run_dir: Path, largest: dict[str, Any] | None) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperball import models
+from hyperball.attacks import Robustness, evaluate_robustness
 from hyperball.bench.case import DTYPES, Setting
 from hyperball.bench.timing import Step
 
@@ -19,7 +20,8 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "tanh + cosine": {"magnitude": "tanh", "angular": "cosine"},
     "linear + square_cosine": {"magnitude": "linear", "angular": "square_cosine"},
 }
-SIZES = {"cnn9": 32, "resnet32": 32, "resnet18": 224}
+SIZES = {"cnn9": 32, "cnn9_adv": 32, "resnet32": 32, "resnet18": 224}
+PGD = "pgd(steps=20)"
 
 
 def network(name: str, setting: Setting, **options: Any) -> nn.Module:
@@ -77,3 +79,23 @@ def evaluation_step(model: Callable[..., Any], x: Tensor, setting: Setting, dtyp
             model(x)
 
     return step
+
+
+@torch.no_grad()
+def predicted(model: Callable[..., Tensor], x: Tensor, batch: int = 1000) -> Tensor:
+    """The class that a model gives every image."""
+    return torch.cat([model(part).argmax(1) for part in x.split(batch)])
+
+
+def attack_step(model: nn.Module, count: int, size: int, setting: Setting) -> Callable[[], Robustness]:
+    """PGD-20 on random images at 8/255; the labels are the model's own classes, so that every image is attacked."""
+    x, _ = images(count, size, setting)
+    model.requires_grad_(False)
+    labels = predicted(model, x)
+    return lambda: evaluate_robustness(model, x, labels, epsilon=EPSILON, attacks=PGD, checks=False)
+
+
+def clean_step(model: nn.Module, count: int, size: int, setting: Setting) -> Step:
+    """The model's classes of the same images."""
+    x, _ = images(count, size, setting)
+    return lambda: predicted(model, x)

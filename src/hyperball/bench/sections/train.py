@@ -1,21 +1,24 @@
-"""Whole training steps of networks: decoupled over plain, eager and compiled; FGSM training over natural training."""
+"""Whole training steps of networks: decoupled over plain, eager and compiled; FGSM over natural training; PGD-20."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 from hyperball.bench.case import Aim, Case, Make, Setting
-from hyperball.bench.sections.networks import NETWORKS, SIZES, network, training_step
+from hyperball.bench.sections.networks import NETWORKS, SIZES, attack_step, clean_step, network, training_step
 from hyperball.bench.timing import Step
 
 PLAIN, COMPILED = "plain", "plain, compiled"
 NATURAL, ATTACKED = "natural", "FGSM"
+CLEAN, PGD = "clean", "PGD-20"
 STEPS = (("cnn9", 512), ("cnn9", 128), ("resnet32", 512), ("resnet32", 128), ("resnet18", 128))
 CPU_STEPS = (("cnn9", 16), ("resnet32", 4), ("resnet18", 4))
 QUICK_STEPS = (("cnn9", 4),)
 MEMORY_AIM = 1.10
+FGSM_AIM = 2.2
+PGD_IMAGES, PGD_SECONDS = 10_000, 10.0
 
 
 def time_aim(name: str, batch: int) -> float | None:
@@ -66,8 +69,26 @@ def fgsm_case(name: str, batch: int, kind: str, dtype: str, setting: Setting) ->
     }
     title = f"{name}, batch {batch}, {kind}"
     return Case(
-        "train", title, "FGSM training step", dtype, made, (NATURAL,), setting.modes[:1], threads=setting.threads
-    )
+        "train", title, "FGSM training step", dtype, made, (NATURAL,), setting.modes[:1],
+        {(ATTACKED, NATURAL): Aim(FGSM_AIM)}, threads=setting.threads,
+    )  # fmt: skip
+
+
+def pgd_case(setting: Setting, count: int = PGD_IMAGES) -> Case:
+    """PGD-20 on every image of a set as large as CIFAR-10's test set, over one pass through it, in TF32."""
+    name = "cnn9_adv"
+
+    def built(make: Callable[..., Step], sets: int) -> list[Step]:
+        return [make(network(name, setting).eval(), count, SIZES[name], setting)] * sets
+
+    made: dict[str, Make] = {CLEAN: partial(built, clean_step), PGD: partial(built, attack_step)}
+    aims: dict[tuple[str, ...], Aim] = {(PGD, CLEAN): Aim(seconds=PGD_SECONDS)}
+    return Case("train", f"{name}, {count:,} images", PGD, "tf32", made, (CLEAN,), ("eager",), aims)
+
+
+def measures_pgd(setting: Setting) -> bool:
+    """Minutes on a CPU, and TF32 only."""
+    return setting.on_gpu and not setting.quick and setting.dtype in (None, "tf32")
 
 
 def generated(setting: Setting) -> Iterator[Case]:
@@ -77,6 +98,8 @@ def generated(setting: Setting) -> Iterator[Case]:
         yield step_case(name, batch, dtype, setting)
     for kind in ("plain", "tanh + cosine"):
         yield fgsm_case(*steps[0], kind, dtype, setting)
+    if measures_pgd(setting):
+        yield pgd_case(setting)
 
 
 def cases(setting: Setting) -> list[Case]:
@@ -85,6 +108,7 @@ def cases(setting: Setting) -> list[Case]:
 
 
 def notes(setting: Setting) -> list[str]:
+    left_out = [] if measures_pgd(setting) else [f"{PGD} was left out: it is measured in TF32 on a GPU without --quick"]
     if setting.on_gpu and not setting.quick:
-        return []
-    return ["the plain network was not compiled: that is measured on a GPU without --quick"]
+        return left_out
+    return ["the plain network was not compiled: that is measured on a GPU without --quick", *left_out]
