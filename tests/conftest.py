@@ -1,6 +1,7 @@
 """What every test shares: tolerances, one thread, a fixed seed, untouched tables, no GPU tests without a GPU."""
 
 import random
+import signal
 import sys
 from collections.abc import Callable, Iterator
 
@@ -27,6 +28,7 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("repeatable")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell lets its background jobs ignore it
 
 
 def tolerance(dtype: torch.dtype, factor: float = 1.0) -> dict[str, float]:
