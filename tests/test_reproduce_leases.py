@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import pytest
 from experiment_cases import tiny_recipe, tiny_table
-from runner_cases import RECORD, FakeCells, write_run
+from runner_cases import RECORD, SAVES, FakeCells, write_run
 
 from hyperball.cli import main
 from hyperball.experiments import conditions, markdown, runners, tables
@@ -221,18 +221,6 @@ def test_each_cell_is_kept_as_it_ends(trio, cells, measured, tmp_path, monkeypat
     assert record["experiment"]["row"] == "tanh"
 
 
-SAVES = """
-import pathlib, signal, sys, time
-folder = pathlib.Path(sys.argv[1])
-def save(*arguments):
-    (folder / "checkpoint").touch()
-    sys.exit(143)
-signal.signal(signal.SIGTERM, save)
-(folder / "up").touch()
-time.sleep(120)
-"""
-
-
 def test_the_end_of_the_time_lets_cells_save_themselves_and_keeps_the_others(
     trio, cells, measured, tmp_path, capsys, monkeypatch
 ):
@@ -252,7 +240,7 @@ def test_the_end_of_the_time_lets_cells_save_themselves_and_keeps_the_others(
     monkeypatch.setattr(runners, "time", Clock())
     monkeypatch.setattr("hyperball.cli.reproduce.time", Clock())
     assert main(command(tmp_path, "--time-limit", "5000")) == 130
-    assert (running / "checkpoint").exists()
+    assert (running / "saved").exists()
     errs = capsys.readouterr().err
     assert "not done: sphere--clean/seed-0: not begun" in errs
     assert "the same command goes on" in errs

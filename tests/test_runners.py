@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from experiment_cases import tiny_recipe
-from runner_cases import write_run
+from runner_cases import SAVES, write_run
 
 from hyperball.experiments import cell, orphans, runners
 from hyperball.experiments.grid import Cell
@@ -139,19 +139,6 @@ class Stub(Job):
         return ["stub", str(self.folder)]
 
 
-STUB = """
-import pathlib, signal, sys, time
-folder = pathlib.Path(sys.argv[1])
-def save(*arguments):
-    (folder / "saved").touch()
-    sys.exit(143)
-signal.signal(signal.SIGTERM, save)
-(folder / "up").touch()
-time.sleep(120)
-(folder / "outlived").touch()
-"""
-
-
 def begin_and_wait(job):
     runners.start(job, 1)
     time.sleep(120)
@@ -167,7 +154,7 @@ def wait_until(condition):
 @pytest.mark.skipif(orphans.PRCTL is None, reason="needs Linux's prctl")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_cells_of_a_killed_runner_save_themselves(tmp_path, monkeypatch):
-    (tmp_path / "stub.py").write_text(STUB)
+    (tmp_path / "stub.py").write_text(SAVES)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     job = Stub(Cell("cell", 0, tiny_recipe()), tmp_path / "run")
     runner = multiprocessing.get_context("fork").Process(target=begin_and_wait, args=(job,))

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperball.experiments.attack_jobs import doubts_of
-from hyperball.experiments.broken import leave_out, odd_results
+from hyperball.experiments.broken import damage, leave_out
 from hyperball.experiments.collecting import TABLE, seeds_in
 from hyperball.experiments.lengths import HEAD as LENGTHS
 from hyperball.experiments.lengths import length_rows
@@ -28,7 +28,7 @@ from hyperball.experiments.tables import TABLES, is_part
 from hyperball.experiments.text import spread
 from hyperball.rows import nearest
 from hyperball.training.files import FileError, read_tree
-from hyperball.training.record import DIVERGED, RECORD, Record
+from hyperball.training.record import RECORD
 from hyperball.verdicts import AGREES, CHANCE, CONTRADICTION, LOST, NEAR, Verdict, better, gain, verdict
 from hyperball.verdicts import compares as comparable
 
@@ -144,7 +144,7 @@ def left_out(records: Sequence[Path], tables: Iterable[Experiment], folder: Path
     jobs = {job.folder: job for table in tables for job in jobs_of(table, seeds_in(folder), folder)}
     foreign = broken = 0
     for path in records:
-        if reason := damage(path):
+        if reason := damage(path.parent):
             broken += 1
         elif path.parent not in jobs:
             foreign, reason = foreign + 1, "it lies in the folder of no cell of the table"
@@ -154,15 +154,6 @@ def left_out(records: Sequence[Path], tables: Iterable[Experiment], folder: Path
             said = reason.removeprefix(f"{path}: ").replace(f"{path} ", "it ", 1)
             leave_out(path, said.replace(f"{path.parent} holds a run", "it is", 1))
     return foreign, broken
-
-
-def damage(path: Path) -> str:
-    """Why a record cannot be read, or its numbers are none; nothing where it can."""
-    try:
-        record = Record.read(path.parent)
-    except FileError as error:
-        return str(error)
-    return "" if record.status == DIVERGED else odd_results(record.results)
 
 
 def summary(results: Path) -> str:
