@@ -13,9 +13,14 @@ class Device:
 
     def __init__(self):
         self.capturing, self.recording, self.used, self.valid = False, [], {}, True
+        self.offset_pending = False
+
+    def synchronize(self):
+        self.offset_pending = False
 
     def begin(self, pool):
         assert pool not in self.recording, "already recording"
+        self.offset_pending = True  # the generator sets a graph's offset to 0 on the stream of the capture
         self.capturing, self.valid = True, True
         self.recording.append(pool)
         self.used[pool] = self.used.get(pool, 0) + 1
@@ -60,7 +65,7 @@ def _stands_in_for_cuda(monkeypatch):
     zeros = torch.zeros(1)
     for name, held in {
         "CUDAGraph": kind, "Stream": object, "stream": lambda _: contextlib.nullcontext(),
-        "synchronize": lambda: None, "current_device": lambda: 0, "graph_pool_handle": lambda: (0, next(made)),
+        "synchronize": device.synchronize, "current_device": lambda: 0, "graph_pool_handle": lambda: (0, next(made)),
     }.items():  # fmt: skip
         monkeypatch.setattr(torch.cuda, name, held)
     monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", device.end_allocation, raising=False)
@@ -75,6 +80,7 @@ def test_work_that_is_captured_gives_its_graph(device):
     graph = graphs.capture(lambda: None)
     assert device.used[graph.own] == 1
     assert not device.capturing
+    assert not device.offset_pending  # a replay on another stream sets it too
     assert not graphs._FAILED
 
 
@@ -89,6 +95,7 @@ def test_an_error_comes_out_and_the_capture_is_ended(device, error, invalid):
         graphs.capture(work)
     assert not device.capturing
     assert not device.recording
+    assert not device.offset_pending
     assert device.used[0, 1] == 0  # whether the graph releases its pool or does not know of it
     assert len(graphs._FAILED) == invalid
     graphs.capture(lambda: None)

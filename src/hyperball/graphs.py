@@ -35,6 +35,8 @@ def capture(
             with suppress(RuntimeError):  # an error here is the device's, which shows again at its next use
                 give_back(graph, held, place)
             raise
+        finally:
+            torch.cuda.synchronize()  # the generator's numbers of a graph are set to 0 here, by replays elsewhere
     return graph
 
 
