@@ -8,7 +8,6 @@ import pytest
 import torch
 
 import hyperball as hb
-from hyperball.kernels import dispatch
 from hyperball.kernels.triton import implicit_choice
 from hyperball.kernels.triton.implicit_choice import Conv, box, chosen, filled, objection, padded
 
@@ -20,13 +19,6 @@ CONV = Conv(64, 64, 512 * 32 * 32, (3, 3), (1, 1), 1)
 @pytest.fixture(name="card", autouse=True)
 def _card(monkeypatch):
     monkeypatch.setattr(implicit_choice, "card", lambda index: ((9, 0), 132, True))
-    monkeypatch.setattr(dispatch, "TRIAL", True)
-
-
-def test_without_being_asked_for_it_does_not_run(monkeypatch):
-    monkeypatch.setattr(dispatch, "TRIAL", False)
-    assert chosen(CONV, torch.bfloat16, CUDA) is None
-    assert "HYPERBALL_TRIAL_KERNELS=1" in implicit_choice.described((64, 64, 3, 3), (1, 1), 1, torch.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -129,6 +121,7 @@ def test_a_captured_step_by_its_chosen_tile_equals_the_convolution_and_the_passe
         pytest.skip("no tiles for this card")
     from hyperball.kernels.triton import direct, plan
 
+    torch.manual_seed(0)
     conv = hb.nn.DecoupledConv2d(64, 64, 3, padding=1).to("cuda", torch.bfloat16)
     x = torch.randn(64, 64, 32, 32, device="cuda", dtype=torch.bfloat16).to(memory_format=torch.channels_last)
     x.requires_grad_()
@@ -140,6 +133,7 @@ def test_a_captured_step_by_its_chosen_tile_equals_the_convolution_and_the_passe
     def captured():
         plan.plan_for.cache_clear()
         direct.plan_of_module.cache_clear()
+        direct.LATEST.clear()
         step()
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
@@ -154,4 +148,5 @@ def test_a_captured_step_by_its_chosen_tile_equals_the_convolution_and_the_passe
     ours = captured()
     monkeypatch.setattr(implicit_choice, "chosen", lambda *_: None)
     for a, b in zip(ours, captured(), strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=1e-2 * float(b.float().abs().max()))
+        a, b = a.detach().double(), b.detach().double()
+        assert float((a - b).norm() / b.norm()) < 1e-2  # single gradients of filters differ by bfloat16's last place

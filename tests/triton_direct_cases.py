@@ -26,7 +26,6 @@ def _launches_of_addresses(monkeypatch):
     """Layers run on Triton, and what it compiles on a GPU is interpreted here: later launches are given addresses."""
     monkeypatch.setattr(dispatch, "DEVICES", (DEVICE,))
     monkeypatch.setattr(direct, "TRIES", (2,))
-    monkeypatch.setattr(dispatch, "TRIAL", True)
     torch.use_deterministic_algorithms(True, warn_only=True)
     if not NATIVE:
         monkeypatch.setattr(call.Launch, "first", first)
@@ -54,13 +53,9 @@ def random(*shape, seed=0, dtype=torch.float32):
 
 
 def plan_of(layer, x):
-    weight, magnitude, angular = layer.weight, layer.magnitude, layer.angular
-    ratio = magnitude.ratio
-    return direct.plan_of_module(
-        x.shape, x.dtype, x.device, weight.shape, weight.stride(), weight.dtype, ratio.shape, ratio.dtype, ratio.device,
-        ratio.stride(), magnitude.value, angular.value, magnitude.eps, magnitude.training, layer.stride, layer.padding,
-        layer.dilation, layer.groups, kept_window, direct.tables(magnitude.value, angular.value),
-    )  # fmt: skip
+    magnitude = layer.magnitude
+    ratio, relative = magnitude._parameters.get("ratio"), magnitude.is_relative
+    return direct.latest_plan(layer, x, layer.weight, ratio, relative, magnitude.training, kept_window)
 
 
 def small_layer(**options):
@@ -97,6 +92,9 @@ def warmed(layer, x, of_input=True):
         ({}, torch.float32),
         ({"stride": 2, "angular": "square_cosine", "magnitude": "ball"}, torch.float32),
         ({"bias": True}, torch.float16),
+        ({"magnitude": "linear", "angular": "square_cosine"}, torch.float32),
+        ({"magnitude": "log", "stride": 2}, torch.float16),
+        ({"magnitude": "tanh(learn=False)"}, torch.float32),
     ],
 )
 def test_launches_by_address_equal_those_by_tensor(options, dtype):
@@ -106,8 +104,10 @@ def test_launches_by_address_equal_those_by_tensor(options, dtype):
     for _ in range(CALLS):
         assert is_same(gradients(layer, x), first_time)
     assert plan_of(layer, x).at is not None
-    assert plan_of(layer, x).for_given((True, True, True)).at is not None
-    assert int(layer.magnitude.batches) == CALLS + 1
+    learned = len(list(layer.magnitude.parameters()))
+    assert plan_of(layer, x).for_given((True,) * (2 + learned)).at is not None
+    if layer.magnitude.is_relative:
+        assert int(layer.magnitude.batches) == CALLS + 1
     layer.eval()
     outputs = [layer(x) for _ in range(3)]
     assert plan_of(layer, x).at is not None
@@ -117,16 +117,27 @@ def test_launches_by_address_equal_those_by_tensor(options, dtype):
 @pytest.mark.parametrize(
     "options",
     [
+        {"magnitude": "linear", "angular": "square_cosine"},
+        {"magnitude": "tanh(learn=False)"},
         {"magnitude": "piecewise(learn_slopes=False, slopes=[0.5, 1.0])"},
         {"angular": "piecewise(learn_slopes=False, slopes=[0.5, 1.0])"},
     ],
 )
-def test_a_layer_with_slopes_that_are_not_learned_equals_itself_in_float64(options):
+def test_a_layer_of_numbers_equals_itself_in_float64_however_it_is_launched(options):
     layer, x = small_layer(padding=1, **options), sample()
     truth = gradients(copy.deepcopy(layer).double(), x.double())
     for _ in range(CALLS):
         for ours, exact in zip(gradients(layer, x), truth, strict=True):
             torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-4 * float(exact.detach().abs().max()))
+
+
+def test_a_layer_in_other_surroundings_gets_another_plan():
+    layer, x = small_layer(padding=1), sample()
+    plan = plan_of(warmed(layer, x), x)
+    assert plan_of(layer, x) is plan
+    others = [plan_of(layer, x[:1]), plan_of(layer.eval(), x), plan_of(layer.train().half(), x.half())]
+    layer.stride = (2, 2)
+    assert len({id(found) for found in (plan, *others, plan_of(layer, x.half()))}) == 5
 
 
 @pytest.mark.parametrize("of_input, learned", [(False, True), (True, False)])

@@ -16,6 +16,7 @@ from triton_cases import (
     NATIVE,
     RELATIVE,
     angular_case,
+    block_case,
     check,
     error,
     module_gradients,
@@ -27,7 +28,7 @@ from triton_cases import (
 
 import hyperball as hb
 from hyperball.kernels import dispatch
-from hyperball.kernels.triton import call, direct, implicit, implicit_choice, ops, plan
+from hyperball.kernels.triton import call, direct, implicit, implicit_choice, launch, ops, passes, plan
 from hyperball.kernels.triton.implicit_choice import Tile
 
 SMALL = Tile(64, 64, 1, 16, 4, 2) if NATIVE else Tile(64, 16, 1, 16, 4, 2)
@@ -60,7 +61,6 @@ def _used(request, monkeypatch):
     monkeypatch.setattr(implicit_choice, "chosen", chosen)
     monkeypatch.setattr(implicit.Described, "__call__", run)
     monkeypatch.setattr(dispatch, "DEVICES", (DEVICE,))
-    monkeypatch.setattr(dispatch, "TRIAL", True)
     forget()
     yield ran
     forget()
@@ -69,6 +69,7 @@ def _used(request, monkeypatch):
 def forget():
     plan.plan_for.cache_clear()
     direct.plan_of_module.cache_clear()
+    direct.LATEST.clear()
 
 
 def both(ran):
@@ -159,6 +160,32 @@ def test_the_operator_passes_torchs_checks_with_the_convolution_inside(used):
     assert implicit.implicit_forward_kernel in used
 
 
+@pytest.fixture(name="small_tiles")
+def _small_tiles(monkeypatch):
+    """Tiles of few rows, others for every kernel, of which several are on the way."""
+    small = {"alone": (32, 4, 1, 2), "backward": (64, 4, 2, 3), "statistics": (64, 4, 1, 2), "reduce": (32, 4, 1, 3)}
+    kept = (launch.tiles_for, passes.backward_launch, passes._statistics, passes._reduce)
+    monkeypatch.setattr(launch, "TUNING", {**launch.TUNING, **small})
+    for function in kept:
+        function.cache_clear()
+    yield
+    for function in kept:
+        function.cache_clear()
+
+
+@pytest.mark.usefixtures("small_tiles")
+def test_backwards_of_layers_and_of_blocks_may_be_cut_differently():
+    check(RELATIVE, with_rho(radius(8)), inputs=8, outputs=8, size=(3, 4), batch=2, dtype=FIRST)
+    block_case("none", True, False, batch=True, c=8, dtype=FIRST)
+    block_case("prelu", False, True, batch=True, c=8, dtype=FIRST)
+
+
+def test_tiles_are_on_the_way_where_none_needs_a_mask():
+    device = torch.device(DEVICE, 0) if NATIVE else torch.device(DEVICE)
+    assert launch.tiles_for("alone", 512, 64, device).ahead == launch.TUNING["alone"][3] > 1
+    assert launch.tiles_for("alone", 511, 64, device).ahead == 1
+
+
 @pytest.fixture(name="by_description")
 def _launches_of_descriptions(monkeypatch):
     """What Triton compiles on a GPU, interpreted: after its first time a launch is given addresses and descriptions."""
@@ -204,3 +231,61 @@ def test_a_layer_by_addresses_equals_itself_by_tensors_and_in_float64(used, by_d
         assert torch.equal(ours[0], runs[0][0])
         assert torch.equal(ours[1], runs[0][1])
         assert all(error(a, b) < BOUNDS[FIRST] for a, b in zip(ours, wanted, strict=True))
+
+
+def launcher_of_descriptions(launcher, expansions):
+    """As Triton 3.6 writes it: what is beneath gets every description in pieces, which take time to make."""
+
+    def inner(*arguments):
+        passed = list(arguments[:COUNT])
+        for argument in arguments[COUNT:]:
+            if isinstance(argument, implicit.Description):
+                expansions.append(argument.address)
+                passed += ["map", argument.base.data_ptr(), *argument.shape]
+            else:
+                passed.append(argument)
+        return launcher(*passed)
+
+    return inner
+
+
+COUNT = 13  # arguments before a kernel's own
+
+
+class Launcher:
+    """What a compiled kernel of Triton 3.6 runs by."""
+
+    global_scratch_size = profile_scratch_size = 0
+
+    def __init__(self, launch):
+        self.launch = launch
+
+    def __call__(self, *given):
+        self.launch(*given[:5], False, False, None, None, *given[5:])
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_descriptions_are_made_once_for_each_pair_of_addresses(wrapped):
+    made, expansions = [], []
+
+    def keep(*arguments):
+        made.append(arguments)
+
+    def plain(*arguments):
+        keep(*arguments)
+
+    views = (([4, 4], [4, 1], [2, 2]), ([8], [1], [2]))
+    launch = implicit.Described(None, (5, 1), ("rest",), SMALL, views, torch.device("cpu"))
+    run = Launcher(launcher_of_descriptions(keep, expansions) if wrapped else plain)
+    ready = implicit.DirectDescribed(launch, (run, "function", "packed", lambda index: 0, None))
+    for pair in ((16, 32), (16, 48), (16, 32), (16, 32)):
+        ready(7, *pair, 64, 80)
+    before = (5, 1, 1, 7, "function", False, False, None, None, "packed", None, None, None)
+    assert [call[:COUNT] for call in made] == [before] * 4
+    assert [call[-3:] for call in made] == [(64, 80, "rest")] * 4
+    if wrapped:
+        assert [call[COUNT:-3] for call in made] == [("map", 16, 4, 4, "map", at, 8) for at in (32, 48, 32, 32)]
+        assert expansions == [16, 32, 16, 48]
+    else:
+        found = [tuple(read.address for read in call[COUNT:-3]) for call in made]
+        assert found == [(16, at) for at in (32, 48, 32, 32)]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import importlib.util
-import os
 from typing import NamedTuple
 
 import torch
@@ -18,7 +17,6 @@ from hyperball.rows import AnyValue, Row, Value
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 HAS_ROCM = torch.version.hip is not None
 DEVICES = ("cuda",)
-TRIAL = os.environ.get("HYPERBALL_TRIAL_KERNELS") == "1"  # what has not passed its tests on a GPU yet runs on request
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 WIDEST = 4096  # channels of a group that fit a tile
 NARROWEST = 8  # channels of a group below which rows of a tile are too short to read

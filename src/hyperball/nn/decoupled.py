@@ -62,10 +62,23 @@ def has_ratio_alone(learned: LearnedValue) -> bool:
     return not has_slopes(value) and bool(value.options.get("relative", True)) and not is_altered(learned)
 
 
+def has_numbers_alone(learned: LearnedValue) -> bool:
+    """Whether a value of one term holds no tensor."""
+    return is_constant(learned) and isinstance(learned.value, Value) and not has_slopes(learned.value)
+
+
 @functools.lru_cache(maxsize=1024)
 def kept_window(dims: int, shape: torch.Size, weight: torch.Size, *settings: Any) -> Window:
     """The checked window of a convolution of an input of this shape."""
     return convolution_window(dims, shape, torch.empty(weight, device="meta"), *settings)
+
+
+@functools.lru_cache(maxsize=1)
+def direct_way() -> Any:
+    """`hyperball.kernels.triton.direct`, which imports Triton: asked for on a GPU alone."""
+    from hyperball.kernels.triton import direct
+
+    return direct
 
 
 class Decoupled(nn.Module):
@@ -193,12 +206,10 @@ class DecoupledConvNd(Decoupled):
         if not (dispatch.HAS_TRITON and self._needs_norm and self.weighting == "none" and self.padding_mode == "zeros"):
             return None
         parts: Any = self._modules
-        turned = parts["angular"]
-        if not (has_ratio_alone(parts["magnitude"]) and is_constant(turned)) or has_slopes(turned.value):
+        magnitude = parts["magnitude"]
+        if not (has_ratio_alone(magnitude) or has_numbers_alone(magnitude)) or not has_numbers_alone(parts["angular"]):
             return None
-        from hyperball.kernels.triton import direct
-
-        made, bias = direct.convolve(self, input, kept_window), self.bias
+        made, bias = direct_way().convolve(self, input, kept_window), self.bias
         if made is None or bias is None:
             return made
         return kernel.add_bias(made, bias.reshape(-1, *(1,) * (made.dim() - 2)))

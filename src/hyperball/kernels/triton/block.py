@@ -126,7 +126,7 @@ def decoupled_block_backward(
     plan = plan_of(x, weight, parameters, code, frozen(stride, padding, dilation, groups))
     made = backward(
         v, dr, x, weight, parameters, lengths, leak, held, source, r, y, n, filters, m, p, scalars, stats, batch,
-        write, activation, plan, plan.for_needs(tuple(needed)),
+        write, activation, plan, plan.for_needs(tuple(needed), True),
     )  # fmt: skip
     return present(m, *made)
 
@@ -181,7 +181,7 @@ def _backward(ctx: Any, v: Tensor | None, dr: Tensor | None, *_: Any) -> tuple[A
         grads = decoupled_block_backward(v, dr, *given, [*needed], ctx.batch, write, code, activation, *window)
         small = parameter_gradients(grads[2], parameters, needed, read(code))
     else:
-        gradients = plan.for_needs(needed)
+        gradients = plan.for_needs(needed, True)
         grads = backward(dense(v), dr, *given, ctx.batch, write, activation, plan, gradients)
         small = picked(grads[2], gradients.picks)
     dx, dw, _, dlengths, inner, before = grads

@@ -1,7 +1,7 @@
 """The shortest way of a convolution module to its launches, for eager code: one look at what its plan depends on.
 
-It serves modules whose only tensors are the weight, a bias and the ratio of a relative radius, as most are; the general
-way (`hyperball.kernels.triton.layer`) does the same for all others, and whatever this one declines.
+It serves modules whose only tensors are the weight, a bias and, if there is one, the ratio of a relative radius; the
+general way (`hyperball.kernels.triton.layer`) does the same for all others, and whatever this one declines.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from hyperball.kernels.triton.layer import mark_changed, plain_code
 KEPT = 1024  # plans that are kept by their modules' settings
 TRIES = (3, 30, 300)  # calls of a plan after which its launches may have gone their direct way
 KINDS = (Tensor, torch.nn.Parameter)
+LATEST: dict[int, tuple[tuple[Any, ...], Any]] = {}  # by a module's number: what its last plan was for, and the plan
 
 
 def convolve(conv: Any, x: Tensor, checked: Callable[..., Any]) -> Tensor | None:
@@ -30,43 +31,78 @@ def convolve(conv: Any, x: Tensor, checked: Callable[..., Any]) -> Tensor | None
     `checked` gives the window of a convolution by dimensions, shape of input and weight, stride, padding, dilation and
     groups, and refuses those that do not fit.
     """
-    magnitude, angular = conv._modules["magnitude"], conv._modules["angular"].value
-    weight, ratio, buffers = conv._parameters.get("weight"), magnitude._parameters.get("ratio"), magnitude._buffers
-    if type(weight) not in KINDS or type(ratio) not in KINDS or weight.device != x.device or is_watched(x):
+    magnitude = conv._modules["magnitude"]
+    weight, ratio = conv._parameters.get("weight"), None
+    if magnitude._stored:
+        ratio = magnitude._parameters.get("ratio")
+        if type(ratio) not in KINDS:
+            return None
+    if type(weight) not in KINDS or weight.device != x.device or is_watched(x):
         return None
-    if type(conv.stride) is not tuple or type(conv.padding) is not tuple or type(conv.dilation) is not tuple:
-        return None
-    training = magnitude.training
-    plan = plan_of_module(
-        x.shape, x.dtype, x.device, weight.shape, weight.stride(), weight.dtype, ratio.shape, ratio.dtype,
-        ratio.device, ratio.stride(), magnitude.value, angular, magnitude.eps, training, conv.stride, conv.padding,
-        conv.dilation, conv.groups, checked, tables(magnitude.value, angular),
-    )  # fmt: skip
+    buffers, training = magnitude._buffers, magnitude.training
+    running = buffers.get("running_length")
+    plan = latest_plan(conv, x, weight, ratio, running is not None, training, checked)
     if plan is None:
         return None
-    running, batches = buffers["running_length"], None
-    if training:
+    batches = None
+    if training and running is not None:
         if torch.distributed.is_available() and torch.distributed.is_initialized():
             return None
         batches = buffers["batches"]
         mark_changed(running, batches)
-    x, moving = ops.dense(x), (running, batches)
-    if plan.at is None:
+    return run(plan, ops.dense(x), weight, ratio, running, batches)
+
+
+def latest_plan(
+    conv: Any, x: Tensor, weight: Tensor, ratio: Tensor | None, relative: bool, training: bool,
+    checked: Callable[..., Any],
+) -> Any:  # fmt: skip
+    """The plan of a module on such an input: its last one, if all that it depends on is as it was."""
+    magnitude, angular = conv._modules["magnitude"], conv._modules["angular"].value
+    kind = None if ratio is None else (ratio.shape, ratio.dtype, ratio.device, ratio.stride())
+    value = magnitude.value
+    key = (
+        x.shape, x.dtype, x.device, weight.shape, weight.stride(), weight.dtype, kind, relative, training, value,
+        angular, magnitude.eps, conv.stride, conv.padding, conv.dilation, conv.groups, checked, tables(value, angular),
+    )  # fmt: skip
+    number = id(conv)
+    last = LATEST.get(number)
+    if last is not None and last[0] == key:
+        return last[1]
+    if type(conv.stride) is not tuple or type(conv.padding) is not tuple or type(conv.dilation) is not tuple:
+        return None
+    plan = plan_of_module(*key)
+    if len(LATEST) >= KEPT:
+        LATEST.clear()
+    LATEST[number] = (key, plan)
+    return plan
+
+
+def run(
+    plan: Any, x: Tensor, weight: Tensor, ratio: Tensor | None, running: Tensor | None, batches: Tensor | None
+) -> Tensor:
+    """f by the plan: by addresses where they are ready, and without autograd where nobody asks for it."""
+    at, moving = plan.at, (running, batches)
+    if at is None:
         plan.calls += 1
-        if dispatch.TRIAL and plan.calls in TRIES:
-            plan.at = addresses.forward_of(plan, weight, ratio, running, training)
-    elif plan.at.serves(running) and addresses.is_aligned(x, weight, ratio, running, batches):
-        at: Tensor = DirectConv.apply(plan.at, moving, x, weight, ratio)
-        return at
-    made: Tensor = ops.DecoupledConv.apply(plan, moving, x, weight, ratio)
-    return made
+        if plan.calls in TRIES:
+            plan.at = addresses.forward_of(plan, weight, ratio, running, batches is not None)
+    elif at.serves(running) and addresses.is_aligned(x, weight, ratio, running, batches):
+        if not torch.is_grad_enabled():
+            quick: Tensor = at(x, weight, ratio, running, batches)[0]
+            return quick
+        made: Tensor = DirectConv.apply(at, moving, x, weight, ratio)
+        return made
+    given = () if ratio is None else (ratio,)
+    slow: Tensor = ops.DecoupledConv.apply(plan, moving, x, weight, *given)
+    return slow
 
 
 class DirectConv(torch.autograd.Function):
     """f alone, by addresses; what they do not serve in the backward goes the way of tensors."""
 
     @staticmethod
-    def forward(ctx: Any, at: Any, moving: tuple[Any, Any], x: Tensor, weight: Tensor, ratio: Tensor) -> Tensor:
+    def forward(ctx: Any, at: Any, moving: tuple[Any, Any], x: Tensor, weight: Tensor, ratio: Tensor | None) -> Tensor:
         f, y, whole = at(x, weight, ratio, *moving)
         ctx.at = at
         ctx.set_materialize_grads(False)
@@ -79,7 +115,7 @@ class DirectConv(torch.autograd.Function):
         if v is None:
             return (None,) * 5
         at, saved = ctx.at, ctx.saved_tensors
-        gradients = at.plan.for_given(ctx.needs_input_grad[2:])
+        gradients = at.plan.for_given(ctx.needs_input_grad[2 : at.inputs])
         if gradients.at is None:
             gradients.calls += 1
             if gradients.calls == 1 or gradients.calls in TRIES:
@@ -89,17 +125,18 @@ class DirectConv(torch.autograd.Function):
             if is_as_kept(at, *saved) and addresses.is_aligned(v, *saved):
                 return None, None, *gradients.at(v, *saved)
         x, weight, ratio, y, whole = saved
-        n, *rest = at.pieces(whole)
-        return None, None, *ops.all_gradients(v, x, weight, (ratio,), (y, n, *rest), at.plan, gradients)
+        given = () if ratio is None else (ratio,)
+        found = ops.all_gradients(v, x, weight, given, at.pieces(y, whole), at.plan, gradients)
+        return None, None, *found, *(None,) * (3 - len(found))
 
 
-def is_as_kept(at: Any, x: Tensor, weight: Tensor, ratio: Tensor, y: Tensor, whole: Tensor) -> bool:
+def is_as_kept(at: Any, x: Tensor, weight: Tensor, ratio: Tensor | None, y: Tensor | None, whole: Tensor) -> bool:
     """Whether saved tensors lie in memory as they did: hooks may have kept them elsewhere."""
     plan = at.plan
     return (
         weight.stride() == plan.strides
         and x.is_contiguous(memory_format=plan.format)
-        and y.is_contiguous(memory_format=plan.format)
+        and (y is None or y.is_contiguous(memory_format=plan.format))
         and whole.device == x.device == plan.device
     )
 
@@ -124,14 +161,18 @@ def tables(magnitude: Any, angular: Any) -> tuple[Any, ...]:
 @functools.lru_cache(maxsize=KEPT)
 def plan_of_module(
     shape: torch.Size, dtype: torch.dtype, device: torch.device, weight: torch.Size, strides: tuple[int, ...],
-    weight_dtype: torch.dtype, ratio: torch.Size, ratio_dtype: torch.dtype, ratio_device: torch.device,
-    ratio_strides: tuple[int, ...], magnitude: Any, angular: Any, eps: float, training: bool,
-    stride: tuple[int, ...], padding: Any, dilation: tuple[int, ...], groups: int, checked: Callable[..., Any],
-    _tables: tuple[Any, ...],
+    weight_dtype: torch.dtype, ratio: tuple[Any, ...] | None, relative: bool, training: bool, magnitude: Any,
+    angular: Any, eps: float, stride: tuple[int, ...], padding: Any, dilation: tuple[int, ...], groups: int,
+    checked: Callable[..., Any], _tables: tuple[Any, ...],
 ) -> Any:  # fmt: skip
-    """The plan of a module on such an input, checked; None where the general way has to look."""
+    """The plan of a module on such an input, checked; None where the general way has to look.
+
+    `ratio` is the shape, dtype, device and strides of a relative radius's tensor.
+    """
     dims = len(weight) - 2
-    if dims < 2 or len(shape) != len(weight) or 0 in shape or ratio_device != device or ratio_strides not in ((), (1,)):
+    if dims < 2 or len(shape) != len(weight) or 0 in shape:
+        return None
+    if ratio is not None and (ratio[2] != device or ratio[3] not in ((), (1,))):
         return None
     facts = dispatch.Facts(
         device.type, dtype, weight_dtype, weight[0], groups, triton=dispatch.HAS_TRITON, rocm=dispatch.HAS_ROCM
@@ -143,7 +184,7 @@ def plan_of_module(
         return None
     from hyperball.kernels.triton.plan import plan_for
 
-    code = plain_code(magnitude, angular, eps, training).written
+    code = plain_code(magnitude, angular, eps, training, relative, ratio is not None).written
     pads = tuple([before for before, _ in window.padding])
-    kinds = (None, None, (ratio, ratio_dtype), *(None,) * 6)
+    kinds = (None, None, None if ratio is None else ratio[:2], *(None,) * 6)
     return plan_for(code, shape, dtype, device, weight, strides, kinds, (window.stride, pads, window.dilation, groups))

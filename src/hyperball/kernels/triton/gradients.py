@@ -128,7 +128,7 @@ def backward_kernel(
     LENGTHS: tl.constexpr, SLOTS: tl.constexpr, AT_ALPHA: tl.constexpr, AT_BETA: tl.constexpr,
     AT_RHO: tl.constexpr, AT_SHAPE: tl.constexpr, AT_BEND: tl.constexpr, AT_FACTOR: tl.constexpr,
     AT_STRETCH: tl.constexpr, AT_SLOPES: tl.constexpr, AT_TURNS: tl.constexpr, SLOPE_ROWS: tl.constexpr,
-    TURN_ROWS: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    TURN_ROWS: tl.constexpr, AHEAD: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ) -> None:  # fmt: skip
     """dy = df·∂f/∂y, t = Σ df·∂f/∂n / n over the tile's channels, and by program and channel what parameters need.
 
@@ -144,7 +144,7 @@ def backward_kernel(
     s_bend, s_factor, s_stretch, _none = no_sums(AT_BEND, AT_FACTOR, AT_STRETCH, -1, BM, BC)
     s_slopes, s_turns = tl.zeros([SLOPE_ROWS, BC], tl.float32), tl.zeros([TURN_ROWS, BC], tl.float32)
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * tiles
-    for tile in range(first, tl.minimum(first + tiles, tl.cdiv(rows, BM))):
+    for tile in tl.range(first, tl.minimum(first + tiles, tl.cdiv(rows, BM)), num_stages=AHEAD):
         row, inside, mask, where = tile_of(tile, rows, at, real, OUT, BM)
         value, length, f, s, h1, c, g, g1 = responses(
             y, n, (row, inside, mask, where), group, q, slopes, turns, lift, GROUPS, ROW, ANG, PIECES, TURNS, ROOT_EPS,

@@ -7,6 +7,7 @@ fetched by tensor descriptors, which give zeros outside of the map; channels are
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -18,8 +19,11 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from hyperball.kernels.triton.call import Direct, Launch, handles, ordered
 from hyperball.kernels.triton.epilogue import lift_of, operator_tiles, raised, response
 from hyperball.kernels.triton.implicit_choice import Box, Tile, box
+from hyperball.kernels.triton.launch import power
+from hyperball.kernels.triton.maps import bounded
 
 View = tuple[list[int], list[int], list[int]]  # shape, strides and block of a descriptor
+KEPT = 256  # pairs of addresses whose descriptions are kept
 
 
 @triton.jit
@@ -111,12 +115,19 @@ def implicit_forward_kernel(
 
 @triton.jit
 def implicit_backward_kernel(
-    inputs: tl.tensor, filters: tl.tensor, dx: tl.tensor, x: tl.tensor, along: tl.tensor, images: tl.tensor,
-    H: tl.tensor, W: tl.tensor, IN: tl.constexpr, C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr,
-    STEP_H: tl.constexpr, STEP_W: tl.constexpr, FIRST_H: tl.constexpr, FIRST_W: tl.constexpr, BB: tl.constexpr,
+    inputs: tl.tensor, filters: tl.tensor, dx: tl.tensor, x: tl.tensor, along: tl.tensor, level: tl.tensor,
+    pulls: tl.tensor, images: tl.tensor, H: tl.tensor, W: tl.tensor, positions: tl.tensor, IN: tl.constexpr,
+    C: tl.constexpr, KH: tl.constexpr, KW: tl.constexpr, STEP_H: tl.constexpr, STEP_W: tl.constexpr,
+    FIRST_H: tl.constexpr, FIRST_W: tl.constexpr, PULLS: tl.constexpr, BP: tl.constexpr, BB: tl.constexpr,
     BH: tl.constexpr, BW: tl.constexpr, BO: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr,
 ) -> None:  # fmt: skip
-    """dx = dgrad(inputs) + x·T, with T in `along`; C are the channels of x, IN those of dy."""
+    """dx = dgrad(inputs) + x·T, T = along + K·level; C are the channels of x, IN those of dy.
+
+    K, the mean of the IN pulls over so many positions, is asked for before the products and summed after them.
+    """
+    pull = tl.zeros([BP], tl.float32)
+    if PULLS:
+        pull = tl.load(pulls + tl.arange(0, BP), mask=tl.arange(0, BP) < IN, other=0.0)
     first = tl.program_id(0) * (NB * BO)
     b, h, w = corner(H, W, BB, BH, BW)
     accs = products(
@@ -124,7 +135,10 @@ def implicit_backward_kernel(
         NB, BK,
     )  # fmt: skip
     position, inside = positions_of(b, h, w, images, H, W, BB, BH, BW)
-    factor = tl.load(along + position, mask=inside, other=0.0)[:, None]
+    factor = tl.load(along + position, mask=inside, other=0.0)
+    if PULLS:
+        even = tl.load(level + position, mask=inside, other=0.0)
+        factor = bounded(factor + tl.sum(pull, axis=0) / positions * even)
     for block in tl.static_range(NB):
         at = first + block * BO + tl.arange(0, BO)
         mask = inside[:, None] & (at < C)[None, :]
@@ -132,13 +146,13 @@ def implicit_backward_kernel(
         value = tl.load(x + where, mask=mask, other=0.0).to(tl.float32)
         # Rounded first, as two passes would: that halves what changes its layout.
         held = accs[block].T.to(dx.dtype.element_ty).to(tl.float32)
-        tl.store(dx + where, (held + value * factor).to(dx.dtype.element_ty), mask=mask)
+        tl.store(dx + where, (held + value * factor[:, None]).to(dx.dtype.element_ty), mask=mask)
 
 
 class Described(Launch):
     """A launch whose first two tensors are read by descriptors of these views."""
 
-    __slots__ = ("stages", "views")
+    __slots__ = ("ready", "stages", "views")
 
     def __init__(
         self, kernel: Any, grid: tuple[int, int], rest: tuple[Any, ...], tile: Tile, views: tuple[View, View],
@@ -146,6 +160,7 @@ class Described(Launch):
     ) -> None:  # fmt: skip
         super().__init__(kernel, grid, rest, tile.warps, device)
         self.stages, self.views = tile.stages, views
+        self.ready: dict[tuple[Any, ...], DirectDescribed] = {}
 
     def __call__(self, *tensors: Tensor) -> None:
         tensors = (*[aligned(t) for t in tensors[:2]], *tensors[2:])
@@ -156,8 +171,11 @@ class Described(Launch):
         if made is None:
             self.first(kinds, tensors)
             return
+        ready = self.ready.get(kinds)
+        if ready is None:
+            ready = self.ready[kinds] = DirectDescribed(self, made)
         try:
-            DirectDescribed(self, made)(made[3](self.index), *[tensor.data_ptr() for tensor in tensors])
+            ready(made[3](self.index), *[tensor.data_ptr() for tensor in tensors])
         except (AttributeError, TypeError):  # a Triton whose launchers take other arguments: nothing was launched
             self.compiled[kinds] = None
             self.first(kinds, tensors)
@@ -177,18 +195,63 @@ class Described(Launch):
 
 
 class DirectDescribed(Direct):
-    """A compiled launch, called with the stream and one address a tensor, the first two of which are described."""
+    """A compiled launch, called with the stream and one address a tensor, the first two of which are described.
 
-    __slots__ = ("views",)
+    Descriptions depend on addresses alone, and memory that is used over again has few: what Triton makes of them is
+    kept, and given to the function that Triton gives it to.
+    """
+
+    __slots__ = ("above", "known", "views")
 
     def __init__(self, launch: Described, made: tuple[Any, ...]) -> None:
         super().__init__(launch, made)
         self.views = launch.views
+        self.known: dict[tuple[int, ...], tuple[Any, ...]] = {}
+        self.above, self.run = self.run, beneath(self.run)
 
     def __call__(self, stream: int, *addresses: int) -> None:
-        (first, inputs), (second, filters) = zip(addresses[:2], self.views, strict=True)
-        read: Any = Description(first, *inputs), Description(second, *filters)
-        super().__call__(stream, *read, *addresses[2:])
+        described = addresses[:2]
+        read = self.known.get(described) or self.described(described)
+        self.run(*self.grid, stream, *self.middle, *read, *addresses[2:], *self.rest)
+
+    def described(self, addresses: tuple[int, ...]) -> tuple[Any, ...]:
+        """What stands for the descriptors of two addresses among the arguments."""
+        read = tuple([Description(at, *view) for at, view in zip(addresses, self.views, strict=True)])
+        if self.run is not self.above:
+            expanded = passed_on(self.above, (*self.grid, 0, *self.middle), read)
+            if expanded is None:
+                self.run = self.above
+            read = expanded or read
+        if len(self.known) >= KEPT:
+            self.known.clear()
+        self.known[addresses] = read
+        return read
+
+
+def beneath(run: Any) -> Any:
+    """What a launcher of Triton's gives its arguments to once it has described tensors, or the launcher itself."""
+    try:
+        return dict(zip(run.__code__.co_freevars, run.__closure__, strict=True))["launcher"].cell_contents
+    except (AttributeError, KeyError, TypeError, ValueError):  # a launcher of another kind
+        return run
+
+
+def passed_on(run: Any, before: tuple[Any, ...], read: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    """What a launcher passes on in place of descriptions, asked by a function beneath it that keeps its arguments.
+
+    None where what is before and behind them does not come through as it was given.
+    """
+    seen: list[tuple[Any, ...]] = []
+    mark, keep = object(), CellType(lambda *given: seen.append(given))
+    names = run.__code__.co_freevars
+    cells = tuple([keep if name == "launcher" else cell for name, cell in zip(names, run.__closure__, strict=True)])
+    try:
+        FunctionType(run.__code__, run.__globals__, run.__name__, run.__defaults__, cells)(*before, *read, mark)
+    except Exception:  # whatever another Triton's launcher does with a mark
+        return None
+    given = seen[0] if len(seen) == 1 else ()
+    through = given[: len(before)] == before and len(given) > len(before) + 1 and given[-1] is mark
+    return given[len(before) : -1] if through else None
 
 
 class Description:
@@ -244,7 +307,7 @@ def launch_of(
     for size, block in zip(sizes, at, strict=True):
         count *= -(-size // block)
     grid = (-(-channels // (tile.NB * tile.BO)), count)
-    rest = ordered(kernel, 5 if backward else 11, values)
+    rest = ordered(kernel, 7 if backward else 11, values)
     return Described(kernel, grid, rest, tile, views, device)
 
 
@@ -257,7 +320,12 @@ def forward_launch(
 
 def backward_launch(
     shape: Sequence[int], output: Sequence[int], weight: Sequence[int], window: tuple[Any, ...], tile: Tile,
-    device: torch.device,
+    device: torch.device, pulls: bool,
 ) -> Described:  # fmt: skip
-    """The launch of dx = dgrad(dy) + x·T: of (dy, filters, dx, x, T), for x of `shape` and y of `output`."""
-    return launch_of(implicit_backward_kernel, output, shape, weight, window, tile, device, {})
+    """The launch of dx = dgrad(dy) + x·T, of (dy, filters, dx, x, along, level, pulls): x of `shape`, y of `output`.
+
+    T is `along`, and with `pulls` their mean over positions times `level` more.
+    """
+    positions = output[0] * output[2] * output[3]
+    constants = {"PULLS": pulls, "BP": power(output[1]) if pulls else 1, "positions": positions}
+    return launch_of(implicit_backward_kernel, output, shape, weight, window, tile, device, constants)

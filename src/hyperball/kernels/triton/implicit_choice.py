@@ -12,8 +12,6 @@ from typing import NamedTuple
 
 import torch
 
-from hyperball.kernels import dispatch
-
 
 class Tile(NamedTuple):
     """BM positions by NB blocks of BO channels, contracted by BK at a time."""
@@ -84,7 +82,7 @@ def tile_of(conv: Conv) -> Tile | None:
 
 def chosen(conv: Conv, dtype: torch.dtype, device: torch.device) -> Tile | None:
     """The tile on this device, or None where cuDNN convolves."""
-    if not dispatch.TRIAL or device.type != "cuda" or dtype not in DTYPES or objection(conv) or conv.positions >= 2**31:
+    if device.type != "cuda" or dtype not in DTYPES or objection(conv) or conv.positions >= 2**31:
         return None
     capability, processors, known = card(device.index)
     tile = tile_of(conv)
@@ -103,8 +101,6 @@ def described(weight: Sequence[int], stride: Sequence[int], groups: int, dtype: 
     back = conv._replace(inputs=outputs, outputs=inputs, backward=True)
     against = {"forward": objection(conv), "backward": objection(back)}
     passes = [name for name, reason in against.items() if not reason]
-    if passes and not dispatch.TRIAL:
-        return "cuDNN's; HYPERBALL_TRIAL_KERNELS=1 asks for an implicit GEMM with the epilogue inside"
     if not passes:
         return f"cuDNN's: {against['forward']}"
     where = f"GPUs of capability {CAPABILITY[0]}.{CAPABILITY[1]} whose processors its tiles fill"

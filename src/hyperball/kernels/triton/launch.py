@@ -15,20 +15,21 @@ import torch
 import triton
 from torch import Tensor
 
-from hyperball.kernels.triton import finish, maps
+from hyperball.kernels.triton import begin, finish, maps
 from hyperball.kernels.triton.call import Launch
 from hyperball.kernels.triton.code import Code
 
 SMALL_BLOCK = 1024
 KEPT = 4096  # launches of a kind that are kept
-# By kernel: elements of a tile, warps of a program, and programs a processor (0: one for every tile).
+# By kernel: elements of a tile, warps of a program, programs a processor (0: one for every tile), and tiles on the way.
 TUNING = {
-    "lengths": (2048, 4, 0),
-    "add": (4096, 8, 0),
-    "forward": (2048, 4, 0),
-    "statistics": (2048, 4, 4),
-    "reduce": (2048, 4, 4),
-    "backward": (1024, 4, 8),
+    "lengths": (2048, 4, 0, 1),
+    "add": (4096, 8, 0, 1),
+    "forward": (2048, 4, 0, 1),
+    "statistics": (2048, 4, 4, 3),
+    "reduce": (2048, 4, 4, 3),
+    "backward": (1024, 4, 8, 3),
+    "alone": (1024, 4, 8, 3),  # the backward without BatchNorm
 }
 WHOLE = 128  # channels up to which a row is added in one piece: parts of 64 bytes took thrice the time of whole rows
 kept = functools.lru_cache(maxsize=KEPT)
@@ -54,9 +55,10 @@ class Tiles:
     programs: int
     warps: int
     even: bool
+    ahead: int = 1
 
     def constants(self) -> dict[str, Any]:
-        return {"EVEN": self.even, "PARTS": self.parts, "BM": self.BM, "BC": self.BC}
+        return {"EVEN": self.even, "PARTS": self.parts, "AHEAD": self.ahead, "BM": self.BM, "BC": self.BC}
 
     @property
     def per_program(self) -> int:
@@ -71,15 +73,15 @@ def width_for(channels: int, most: int = 128) -> int:
 
 @kept
 def tiles_for(kernel: str, rows: int, channels: int, device: torch.device, groups: int = 1) -> Tiles:
-    """How a kernel cuts so many rows, by its tuning."""
-    elements, warps, most = TUNING[kernel]
+    """How a kernel cuts so many rows, by its tuning; tiles that need a mask are loaded when it is their turn."""
+    elements, warps, most, ahead = TUNING[kernel]
     width = min(power(channels), WHOLE) if kernel == "add" and channels < WHOLE else width_for(channels)
     parts = -(-channels // width)
     height = max(1, elements // width)
     count = max(1, -(-rows // height))
     each = max(1, -(-count * parts * groups // (most * processors(device.index)))) if most else 1
     even = rows % height == 0 and parts * width == channels
-    return Tiles(height, width, parts, each, -(-count // each), warps, even)
+    return Tiles(height, width, parts, each, -(-count // each), warps, even, ahead if even else 1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -178,13 +180,11 @@ def box_launch(g: Geometry, eps: float, sums: bool, peaks: bool, device: torch.d
 
 
 @kept
-def box_transposed_launch(
-    g: Geometry, eps: float, channels: int, lengths: bool, parts: int, device: torch.device
-) -> Launch:
-    """The launch of T = boxᵀ(t + K/sqrt(n² + eps)), or r·T with `lengths`, from t, n, r and so many channels' pulls."""
+def box_transposed_launch(g: Geometry, eps: float, channels: int, parts: int, device: torch.device) -> Launch:
+    """The launch of r·T, T = boxᵀ(t + K/sqrt(n² + eps)), from t, n, r and so many channels' pulls."""
     blocks, block = blocks_of(g.size, g.groups)
     pulls = (channels > 0, max(channels, 1), power(channels))
-    rest = (g.positions * g.groups, blocks, *g.arguments(), eps**0.5, *pulls, lengths, parts, block)
+    rest = (g.positions * g.groups, blocks, *g.arguments(), eps**0.5, *pulls, parts, block)
     return Launch(maps.box_transposed_kernel, (g.images * blocks,), rest, 4, device)
 
 
@@ -222,7 +222,20 @@ def prepare_launch(
         blocks, positions, channels, size, *slots, code.unit, code.rho or 0.0, lift, track, taps,
         min(power(size), 2048), min(power(blocks), SMALL_BLOCK),
     )  # fmt: skip
-    return Launch(maps.prepare_kernel, (max(channels, 1),), rest, 4, device)
+    return Launch(begin.prepare_kernel, (max(channels, 1),), rest, 4, device)
+
+
+@kept
+def prepare_box_launch(
+    channels: int, size: int, taps: int, slots: tuple[int, ...], code: Code, g: Geometry, device: torch.device
+) -> Launch:
+    """`prepare_launch`, and beside it n[position, group] from r, where neither a unit nor a lift depends on it."""
+    blocks, block = blocks_of(g.out, g.groups)
+    rest = (
+        blocks, *g.size, *g.out, channels, size, *slots, code.unit, code.rho or 0.0, taps, min(power(size), 2048),
+        g.groups, *g.window, block,
+    )  # fmt: skip
+    return Launch(begin.prepare_box_kernel, (channels + g.images * blocks,), rest, 4, device)
 
 
 def finish_arguments(

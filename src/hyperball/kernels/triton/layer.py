@@ -86,11 +86,14 @@ def plain_inputs(magnitude: Any, angular: Value, like: Tensor) -> tuple[Code, li
 
 
 @lru_cache(maxsize=1024)
-def plain_code(magnitude: Value, angular: Value, eps: float, training: bool) -> Code:
-    """The code of values without tensors whose radius is relative to the batch's mean length or to the running one."""
+def plain_code(
+    magnitude: Value, angular: Value, eps: float, training: bool, relative: bool = True, learned: bool = True
+) -> Code:
+    """The code of values without tensors, but for the radius where it is `learned`; in units where it is `relative`."""
     held: Any = torch.empty(0)
-    relative = Relative(held, held, held, training, eps, lambda unit, count: None)
-    return described(magnitude, angular, relative, held)[0]
+    ratio: Any = held if learned else magnitude.parameters.get("rho")
+    radius = Relative(ratio, held, held, training, eps, lambda unit, count: None) if relative else None
+    return described(magnitude, angular, radius, held)[0]
 
 
 def operator_inputs(operator: Any, weight: Tensor) -> tuple[Code, list[Any], Relative | None]:

@@ -96,13 +96,14 @@ def prepare(
     if r is None:
         r = own
         plan.lengths(x, r)
-    plan.box(r, n, parts)
     filters = plan.empty_filters()
-    plan.prepare[batches is not None](
-        weight if plan.whole else filter_layout(weight), filters, m, p, scalars,
-        *[m if held is None else held for held in parameters[:5]], parts,
-        m if running is None else running, m if batches is None else batches,
-    )  # fmt: skip
+    given = [m if held is None else held for held in (*parameters[:5], running, batches)]
+    made = (weight if plan.whole else filter_layout(weight), filters, m, p, scalars, *given[:5])
+    if plan.begin is not None:
+        plan.begin(*made, given[5], r, n)
+    else:
+        plan.box(r, n, parts)
+        plan.prepare[batches is not None](*made, parts, *given[5:])
     return n, filters, m, p, scalars
 
 
@@ -232,20 +233,20 @@ def convolution_backward(
         weight, weight if dfilters is None else dfilters, m, scalars, weight if dw is None else dw, parts, sums,
         m if rho is None else rho, pulls,
     )  # fmt: skip
-    if of_input and r is None and implicit is None:
+    if of_input and r is None:
         gradients.finish_box(*ended, t, n, *along)
-        if later:
-            dx, _ = plain_backward(dy, x, filters, plan, (True, False, False))
-        gradients.add(dx, x, *along, pulls)
-        return dx, dw, sums
-    gradients.finish(*ended)
-    if of_input:
-        gradients.box[r is not None](t, n, n if r is None else r, pulls, along[0])
+    else:
+        gradients.finish(*ended)
     if implicit is not None:
         dx = torch.empty_like(x)
-        implicit(dy, filters, dx, x, along[0])
-    elif later:
+        implicit(dy, filters, dx, x, *along, pulls)
+        return dx, dw, sums
+    if of_input and r is not None:
+        gradients.box(t, n, r, pulls, along[0])
+    if later:
         dx, _ = plain_backward(dy, x, filters, plan, (True, False, False))
+    if of_input and r is None:
+        gradients.add(dx, x, *along, pulls)
     return dx, dw, sums
 
 

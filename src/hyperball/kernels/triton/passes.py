@@ -219,7 +219,7 @@ def backward_launch(
     rule: Rule, kind: tuple[Any, ...], norm: bool, needed: tuple[bool, ...]
 ) -> tuple[Launch, int, int, int]:
     """The launch of dy, t and the parameters' gradients; the parts of t, the programs and the gradients' rows."""
-    t = tiles_for("backward", rule.rows, rule.channels, rule.device, rule.groups)
+    t = tiles_for("backward" if norm else "alone", rule.rows, rule.channels, rule.device, rule.groups)
     places, count = placed(rule.pieces, rule.turns, needed)
     values = {
         **rule.constants, **t.constants(), **dict(zip(KIND, kind, strict=True)), "rows": rule.rows, "tiles": t.tiles,

@@ -50,7 +50,7 @@ class Plan:
         self.weight_shape, self.strides, self.dtype, self.format = weight, strides, dtype, memory_format(like)
         self.zeros = (0,) * len(window[0])
         self._forward(shape, like.numel() // max(self.channels, 1))
-        self.gradients: dict[tuple[bool, ...], Gradients] = {}
+        self.gradients: dict[tuple[tuple[bool, ...], bool], Gradients] = {}
         self.of_given: dict[tuple[bool, ...], Gradients] = {}
         self.calls, self.at = 0, None  # `addresses.Forward`, once it is ready
         self.shape, self.output = shape, (shape[0], self.channels, *g.out[3 - len(window[0]) :])
@@ -70,6 +70,9 @@ class Plan:
             )
             for track in (False, True)
         ]
+        self.begin: Any = None  # of filters, parameters and norms in one launch, where they do not depend on each other
+        if blocks and not self.batch and not self.half:
+            self.begin = launch.prepare_box_launch(self.channels, size, self.taps, steps, code, g, device)
         given = tuple([kind is not None for kind in self.kinds])
         pieces, turns = (0 if kind is None else kind[0][0] for kind in self.kinds[7:])
         rows, channels = self.norms // g.groups, self.channels // g.groups
@@ -111,24 +114,24 @@ class Plan:
             found = self.of_given[needed] = self.for_needs((*needed[:2], *self.spread(needed[2:], False)))
         return found
 
-    def for_needs(self, needed: tuple[bool, ...]) -> Gradients:
-        """The backward for what is needed of x, the weight and all nine parameters."""
-        found = self.gradients.get(needed)
+    def for_needs(self, needed: tuple[bool, ...], norm: bool = False) -> Gradients:
+        """The backward for what is needed of x, the weight and all nine parameters; with `norm`, through BatchNorm."""
+        found = self.gradients.get((needed, norm))
         if found is None:
-            found = self.gradients[needed] = Gradients(self, needed)
+            found = self.gradients[needed, norm] = Gradients(self, needed, norm)
         return found
 
 
 class Gradients:
     """The launches of a plan's backward, for what is needed of x, the weight and the nine parameters."""
 
-    def __init__(self, plan: Plan, needed: tuple[bool, ...]) -> None:
+    def __init__(self, plan: Plan, needed: tuple[bool, ...], norm: bool) -> None:
         code, g, device, channels = plan.code, plan.geometry, plan.device, plan.channels
         self.needed, self.wanted = needed, wanted(code, needed)
         self.calls, self.at = 0, None  # `addresses.Backward`, once it is ready
         rule = plan.rule
         places, count = passes.placed(rule.pieces, rule.turns, self.wanted)
-        alone, t_parts, programs, count = passes.backward_launch(rule, passes.ALONE, False, self.wanted)
+        alone, t_parts, programs, count = passes.backward_launch(rule, passes.ALONE, norm, self.wanted)
         self.epilogue: Any = alone if rule.rows else nothing
         given = launch.finish_arguments(
             programs, count, channels, plan.size, plan.taps, plan.step, code, plan.half, needed[1], places["rho"]
@@ -136,15 +139,12 @@ class Gradients:
         pulls, eps = channels if plan.batch else 0, code.unit_eps
         self.finish = launch.finish_launch(given, device)
         self.finish_box = launch.finish_box_launch(given, g, eps, plan.batch, t_parts, device)
-        self.box: list[Any] = [
-            launch.box_transposed_launch(g, eps, pulls, lengths, t_parts, device) if g.rows else nothing
-            for lengths in (False, True)
-        ]
+        self.box: Any = launch.box_transposed_launch(g, eps, pulls, t_parts, device) if g.rows else nothing
         add = launch.add_launch(g.rows, g.groups, plan.per_group, pulls, plan.norms, device) if g.rows else nothing
         self.add: Any = add
         self.mask = (needed[0], needed[1], False)
         self.implicit = implicit_of(plan, True) if needed[0] else None
-        self.sizes = (even(t_parts * plan.norms), even(programs * count * channels), even(channels))
+        self.sizes = (even(t_parts * plan.norms), even(max(1, programs * count * channels)), even(channels))
         along = even(g.rows * g.groups)
         self.with_along = (*self.sizes, along, along if plan.batch else 4)
         self.sums = (max(count, 1), channels), sums_dtype(plan.kinds, needed, channels)
@@ -162,7 +162,7 @@ def implicit_of(plan: Plan, backward: bool) -> Any:
     from hyperball.kernels.triton import implicit
 
     if backward:
-        return implicit.backward_launch(plan.shape, plan.output, weight, window, tile, plan.device)
+        return implicit.backward_launch(plan.shape, plan.output, weight, window, tile, plan.device, plan.batch)
     return implicit.forward_launch(plan.shape, plan.output, weight, window, tile, plan.rule)
 
 

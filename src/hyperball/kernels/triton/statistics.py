@@ -53,7 +53,7 @@ def statistics_kernel(
     ROW: tl.constexpr, ANG: tl.constexpr, PIECES: tl.constexpr, TURNS: tl.constexpr, ROOT_EPS: tl.constexpr,
     EPS: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr, RHO: tl.constexpr, SHAPE: tl.constexpr,
     BEND: tl.constexpr, FACTOR: tl.constexpr, STRETCH: tl.constexpr, LIFT: tl.constexpr, FAST: tl.constexpr,
-    EVEN: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    EVEN: tl.constexpr, AHEAD: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ) -> None:  # fmt: skip
     """By program and channel: the mean of f and Σ (f - mean)² over its rows, summed about the first tile's mean."""
     group, _part, real, at = own_channels(C, PARTS, BC)
@@ -63,7 +63,7 @@ def statistics_kernel(
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * tiles
     base = tl.zeros([1, BC], tl.float32)
     plain, square = tl.zeros([BM, BC], tl.float32), tl.zeros([BM, BC], tl.float32)
-    for tile in range(first, tl.minimum(first + tiles, tl.cdiv(rows, BM))):
+    for tile in tl.range(first, tl.minimum(first + tiles, tl.cdiv(rows, BM)), num_stages=AHEAD):
         row, inside, mask, where = tile_of(tile, rows, at, real, OUT, BM)
         _value, _length, f, _s, _h1, _c, _g, _g1 = responses(
             y, n, (row, inside, mask, where), group, q, slopes, turns, lift, GROUPS, ROW, ANG, PIECES, TURNS, ROOT_EPS,
@@ -178,7 +178,7 @@ def reduce_kernel(
     EPS: tl.constexpr, ALPHA: tl.constexpr, BETA: tl.constexpr, RHO: tl.constexpr, SHAPE: tl.constexpr,
     BEND: tl.constexpr, FACTOR: tl.constexpr, STRETCH: tl.constexpr, LIFT: tl.constexpr, FAST: tl.constexpr,
     EVEN: tl.constexpr, ACT: tl.constexpr, LEAK: tl.constexpr, SOURCE: tl.constexpr, LENGTHS: tl.constexpr,
-    WRITE: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
+    WRITE: tl.constexpr, AHEAD: tl.constexpr, BM: tl.constexpr, BC: tl.constexpr,
 ) -> None:  # fmt: skip
     """By program and channel: Σ g, Σ g·(f - mean) and PReLU's Σ dx'·min(z, 0); g itself where WRITE."""
     group, _part, real, at = own_channels(C, PARTS, BC)
@@ -190,7 +190,7 @@ def reduce_kernel(
     first = (tl.num_programs(1) - 1 - tl.program_id(1)) * tiles
     plain, cross = tl.zeros([BM, BC], tl.float32), tl.zeros([BM, BC], tl.float32)
     leaks = tl.zeros([BC], tl.float32)
-    for tile in range(first, tl.minimum(first + tiles, tl.cdiv(rows, BM))):
+    for tile in tl.range(first, tl.minimum(first + tiles, tl.cdiv(rows, BM)), num_stages=AHEAD):
         row, inside, mask, where = tile_of(tile, rows, at, real, OUT, BM)
         _value, _length, f, _s, _h1, _c, _g, _g1 = responses(
             y, n, (row, inside, mask, where), group, q, slopes, turns, lift, GROUPS, ROW, ANG, PIECES, TURNS, ROOT_EPS,
