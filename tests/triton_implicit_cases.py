@@ -15,9 +15,11 @@ from triton_cases import (
     DEVICE,
     NATIVE,
     RELATIVE,
+    WINDOW,
     angular_case,
     block_case,
     check,
+    compare,
     error,
     module_gradients,
     radial_case,
@@ -28,7 +30,8 @@ from triton_cases import (
 
 import hyperball as hb
 from hyperball.kernels import dispatch
-from hyperball.kernels.triton import call, direct, implicit, implicit_choice, launch, ops, passes, plan
+from hyperball.kernels.triton import call, direct, implicit, implicit_choice, launch, ops, passes, plan, twin
+from hyperball.kernels.triton.code import Code
 from hyperball.kernels.triton.implicit_choice import Tile
 
 SMALL = Tile(64, 64, 1, 16, 4, 2) if NATIVE else Tile(64, 16, 1, 16, 4, 2)
@@ -114,6 +117,20 @@ def test_channels_in_several_blocks_and_parts_equal_the_twin_in_every_dtype(dtyp
 def test_every_padding_dilation_and_odd_size_equals_the_twin(case, used):
     parameters = with_rho(radius(16), radius(16, seed=11), radius(16, seed=12))
     check(RELATIVE, parameters, inputs=8, outputs=16, batch=2, dtype=FIRST, **case)
+    assert both(used)
+
+
+def test_patches_longer_than_float16_holds_are_lowered_before_the_products_and_lifted_behind_them(used):
+    x = (random(2, 8, 4, 4, seed=1) * 3e4).clamp(-6e4, 6e4).half()
+    code = Code("tanh", "cosine", alpha=1.0, rho=1e5).text()
+
+    def ours(x, w):
+        return (ops.decoupled_conv(x, w, *[None] * 9, None, code, *WINDOW)[0],)
+
+    def truth(x, w):
+        return (twin.decoupled_conv(x, w, [None] * 9, None, code, *WINDOW),)
+
+    compare(ours, truth, [x, random(16, 8, 3, 3, seed=2, dtype=torch.float16)], 1e-2)
     assert both(used)
 
 

@@ -84,7 +84,7 @@ class Forward:
 
     def serves(self, running: Tensor | None) -> bool:
         """Whether the launches are for this running mean, and go to the current device."""
-        if running is not None and running.dtype != self.running:
+        if running is not None and (running.dtype != self.running or running.device != self.device):
             return False
         return self.device.type != "cuda" or self.index == torch.cuda.current_device()
 

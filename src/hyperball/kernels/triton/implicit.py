@@ -28,13 +28,19 @@ KEPT = 256  # pairs of addresses whose descriptions are kept
 
 @triton.jit
 def corner(
-    H: tl.tensor, W: tl.tensor, BB: tl.constexpr, BH: tl.constexpr, BW: tl.constexpr
+    H: tl.tensor, W: tl.tensor, C: tl.constexpr, WIDTH: tl.constexpr, BB: tl.constexpr, BH: tl.constexpr,
+    BW: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """The first image, row and column of this program."""
-    place = tl.program_id(1)
+    """The first channel, image, row and column of this program, of whose C channels it computes WIDTH.
+
+    Programs are counted in one dimension, the channels first: of the others a grid has at most 65,535.
+    """
+    PARTS: tl.constexpr = (C + WIDTH - 1) // WIDTH
+    place = tl.program_id(0)
+    first, place = place % PARTS * WIDTH, place // PARTS
     across, down = tl.cdiv(W, BW), tl.cdiv(H, BH)
     w, place = place % across * BW, place // across
-    return place // down * BB, place % down * BH, w
+    return first, place // down * BB, place % down * BH, w
 
 
 @triton.jit
@@ -89,8 +95,7 @@ def implicit_forward_kernel(
     BH: tl.constexpr, BW: tl.constexpr, BO: tl.constexpr, NB: tl.constexpr, BK: tl.constexpr,
 ) -> None:  # fmt: skip
     """y = conv(inputs), and f = g(n, y) of y as it is stored."""
-    first = tl.program_id(0) * (NB * BO)
-    b, h, w = corner(H, W, BB, BH, BW)
+    first, b, h, w = corner(H, W, C, NB * BO, BB, BH, BW)
     accs = products(
         inputs, filters, first, b, h + FIRST_H, w + FIRST_W, IN, C, KH, KW, STEP_H, STEP_W, False, BB * BH * BW, BO,
         NB, BK,
@@ -128,8 +133,7 @@ def implicit_backward_kernel(
     pull = tl.zeros([BP], tl.float32)
     if PULLS:
         pull = tl.load(pulls + tl.arange(0, BP), mask=tl.arange(0, BP) < IN, other=0.0)
-    first = tl.program_id(0) * (NB * BO)
-    b, h, w = corner(H, W, BB, BH, BW)
+    first, b, h, w = corner(H, W, C, NB * BO, BB, BH, BW)
     accs = products(
         inputs, filters, first, b, h + FIRST_H, w + FIRST_W, IN, C, KH, KW, STEP_H, STEP_W, True, BB * BH * BW, BO,
         NB, BK,
@@ -155,7 +159,7 @@ class Described(Launch):
     __slots__ = ("ready", "stages", "views")
 
     def __init__(
-        self, kernel: Any, grid: tuple[int, int], rest: tuple[Any, ...], tile: Tile, views: tuple[View, View],
+        self, kernel: Any, grid: Sequence[int], rest: tuple[Any, ...], tile: Tile, views: tuple[View, View],
         device: torch.device,
     ) -> None:  # fmt: skip
         super().__init__(kernel, grid, rest, tile.warps, device)
@@ -303,12 +307,11 @@ def launch_of(
         "KH": taps[0], "KW": taps[1], "STEP_H": sign * dilation[0], "STEP_W": sign * dilation[1],
         "FIRST_H": -sign * padding[0], "FIRST_W": -sign * padding[1], "BO": tile.BO, "NB": tile.NB, "BK": tile.BK,
     }  # fmt: skip
-    count = 1
+    count = -(-channels // (tile.NB * tile.BO))
     for size, block in zip(sizes, at, strict=True):
         count *= -(-size // block)
-    grid = (-(-channels // (tile.NB * tile.BO)), count)
     rest = ordered(kernel, 7 if backward else 11, values)
-    return Described(kernel, grid, rest, tile, views, device)
+    return Described(kernel, (count,), rest, tile, views, device)
 
 
 def forward_launch(
