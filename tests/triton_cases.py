@@ -7,9 +7,11 @@ import os
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
 import hyperball as hb
-from hyperball.kernels.triton import block, ops, twin
+from hyperball.kernels.triton import block, ops, rows, twin
 from hyperball.kernels.triton.code import Code
 
 NATIVE = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
@@ -117,6 +119,30 @@ def test_a_radial_row_and_its_parameter_gradients_equal_the_twins(name):
 @pytest.mark.parametrize("name", list(hb.angular.TABLE.rows))
 def test_an_angular_row_and_its_parameter_gradients_equal_the_twins(name):
     check(*angular_case(name))
+
+
+@triton.jit
+def fast_tanh_kernel(n, over, gain, slope, BLOCK: tl.constexpr):
+    at = tl.arange(0, BLOCK)
+    s, h1 = rows.radial("tanh", tl.load(n + at), 1.0, 1.0, 1.0, tl.load(over), 1.0, n, 1, 0.0, True)
+    tl.store(gain + at, s)
+    tl.store(slope + at, h1)
+
+
+@triton.jit
+def tanh_to_eleven_bits(z):
+    return rows.tanh_of(z) * (1.0 - 0.00048828125)
+
+
+def test_the_tanh_of_sixteen_bits_keeps_its_gain_and_its_slope_to_the_end_of_the_tail(monkeypatch):
+    if not NATIVE:  # which has no such instruction
+        monkeypatch.setattr(rows, "fast_tanh", tanh_to_eleven_bits)
+    n = torch.logspace(-4, 1.5, 256, device=DEVICE)
+    gain, slope = torch.empty_like(n), torch.empty_like(n)
+    fast_tanh_kernel[(1,)](n, torch.full((1,), 0.8, device=DEVICE), gain, slope, 256)
+    z = 0.8 * n.double()
+    torch.testing.assert_close(gain.double(), z.tanh() / n.double(), rtol=1e-3, atol=0)
+    torch.testing.assert_close(slope.double(), 0.8 / z.cosh().square(), rtol=1.5e-3, atol=0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
