@@ -285,9 +285,7 @@ def test_layers_that_share_a_plan_share_nothing_else():
     leaves = [((1 + k) * x).detach().requires_grad_() for k in range(2)]
     outputs = [layer(leaf) for layer, leaf in zip(layers, leaves, strict=True)]
     for k in (1, 0):
-        found = torch.autograd.grad(
-            outputs[k], [leaves[k], *layers[k].parameters()], random(*outputs[k].shape, seed=9)
-        )
+        found = torch.autograd.grad(outputs[k], [leaves[k], *layers[k].parameters()], random(*outputs[k].shape, seed=9))
         assert is_same([outputs[k], *found], truth[k])
 
 
@@ -355,3 +353,6 @@ def test_a_running_mean_elsewhere_is_not_read_by_its_address():
     assert at.serves(running)
     assert not at.serves(running.to("meta"))
     assert not at.serves(running.half())
+    layer.magnitude.running_length = running.to("meta")
+    with pytest.raises(RuntimeError, match="running means must be on the device of the input"):
+        layer(x)

@@ -6,6 +6,7 @@ On the CPU this file needs TRITON_INTERPRET=1 before Triton is imported, so it i
 import copy
 import ctypes
 import functools
+import math
 
 import pytest
 import torch
@@ -132,6 +133,37 @@ def test_patches_longer_than_float16_holds_are_lowered_before_the_products_and_l
 
     compare(ours, truth, [x, random(16, 8, 3, 3, seed=2, dtype=torch.float16)], 1e-2)
     assert both(used)
+
+
+def within_margins(shape, dtype=FIRST, margin=16384):
+    """Memory for a map with its channels last, and all of what it lies in: 4096 before and behind it, NaN inside."""
+    whole = torch.full((math.prod(shape) + 2 * margin,), 4096.0, device=DEVICE, dtype=dtype)
+    whole[margin:-margin] = float("nan")
+    images, channels, *size = shape
+    return whole[margin:-margin].view(images, *size, channels).permute(0, 3, 1, 2), whole
+
+
+@pytest.mark.parametrize("used", [SMALL, BLOCKS], indirect=True)
+@pytest.mark.parametrize("size", [(7, 5), (3, 4)])
+def test_nothing_is_written_beside_the_maps_and_all_of_them_is(size, used):
+    x, w, held = (
+        random(3, 24, *size, seed=1, dtype=FIRST),
+        random(40, 24, 3, 3, seed=2, dtype=FIRST),
+        with_rho(radius(40)),
+    )
+    made = ops.plan_of(x, w, held, RELATIVE.text(), ops.frozen(*WINDOW))
+    n, filters, _, p, scalars = ops.prepare(x, None, w, held, None, None, made, False)
+    (f, around_f), (y, around_y), (dx, around_dx) = (
+        within_margins(shape) for shape in (made.output, made.output, x.shape)
+    )
+    made.implicit(x, filters, f, *passes.pointers(y, n, p, scalars, held))
+    rows = random(2, x.shape[0] * size[0] * size[1], seed=3)
+    dy, pulls = random(*made.output, seed=4, dtype=FIRST), random(40, seed=5)
+    made.for_needs((True, True, *[False] * 9)).implicit(dy, filters, dx, x, *rows, pulls)
+    assert both(used)
+    for inside, whole in ((f, around_f), (y, around_y), (dx, around_dx)):
+        assert inside.isfinite().all()
+        assert int((whole == 4096.0).sum()) == 2 * 16384
 
 
 def test_the_response_is_torchs_and_every_run_gives_the_same_bits():

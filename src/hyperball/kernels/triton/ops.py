@@ -91,6 +91,9 @@ def prepare(
 
     With `batches`, the running mean follows the unit. With `joint`, small outputs are pieces of one memory.
     """
+    for held in (running, batches):
+        if held is not None and held.device != x.device:
+            raise RuntimeError(f"running means must be on the device of the input, {x.device}, got {held.device}")
     m, p, scalars, n = plan.outputs(joint)
     parts, own = plan.cut(plan.passing)
     if r is None:
