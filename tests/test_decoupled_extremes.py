@@ -1,5 +1,6 @@
 """Zeros, ties, parallel vectors, 1e±20 and half precision: finite wherever the exact answer is."""
 
+import copy
 import itertools
 
 import numpy as np
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hyperball import functional as F
-from hyperball import radial
+from hyperball import nn, radial
 from hyperball.kernels import decoupled_native as native
 
 OPERATORS = [
@@ -156,3 +157,17 @@ def test_barron_of_a_vector_longer_than_the_largest_number_is_that_of_the_larges
     found, exact = (responses(x, "barron(shape=1.5)", 1.0, dtype)[0] for dtype in (torch.float32, torch.float64))
     longer = x.double().norm() / torch.finfo(torch.float32).max
     torch.testing.assert_close(found.double(), exact * longer.sqrt(), rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize("magnitude", ["ball", "tanh", "seg", "sphere"])
+@pytest.mark.parametrize("dtype, scale", [(torch.float32, 2e37), (torch.bfloat16, 2e37), (torch.float64, 1e307)])
+def test_a_relative_radius_holds_where_the_sum_of_all_lengths_does_not(magnitude, dtype, scale):
+    torch.manual_seed(0)
+    layer = nn.DecoupledConv2d(4, 3, 3, padding=1, magnitude=magnitude).to(dtype)
+    twin = copy.deepcopy(layer).double()
+    x = torch.rand(2, 4, 12, 12).to(dtype)
+    out = layer(x * scale).double()
+    shorter = 2.0**20  # lengths beside which epsilon is nothing; the outputs have degree 0, seg's degree 1
+    expected = twin(x.double() * shorter) * (scale / shorter if magnitude == "seg" else 1)
+    assert out.isfinite().all()
+    assert (out - expected).abs().max() <= ERROR[dtype] * expected.abs().max()

@@ -199,7 +199,10 @@ class MeanLength(torch.autograd.Function):
 
     @staticmethod
     def forward(n: Tensor, eps: float) -> Tensor:
-        return hypotenuse(n, eps**0.5).mean()
+        lengths, wide = hypotenuse(n, eps**0.5), wide_dtype(n)
+        if n.dtype == wide:  # no wider sum: lengths are divided before they are added
+            return (lengths / n.numel()).sum()
+        return cast(lengths.sum(dtype=wide) / n.numel(), n.dtype)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
