@@ -6,46 +6,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
+from data_reference import fold_reference, image_reference, key_reference, mix_reference
 
 from hyperball.data import Augment, Normalization
 from hyperball.data.hashing import WORD, fold, key_of, mix, normal, permutation, uniform
-
-GOLDEN = 0x9E3779B9
-
-
-def mix_reference(word: int) -> int:
-    for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
-        word = ((word ^ (word >> shift)) * factor) % 2**32
-    return word ^ (word >> 15)
-
-
-def fold_reference(key: int, value: int) -> int:
-    return mix_reference(mix_reference((key + GOLDEN) % 2**32) ^ value)
-
-
-def integer_reference(key: int, channel: int, n: int) -> int:
-    return fold_reference(key, channel) * n // 2**32
-
-
-def image_reference(image: np.ndarray, key: int, augment: Augment) -> np.ndarray:
-    """One image: pad with NumPy, cut out, flip, scale, blank a square."""
-    _, height, width = image.shape
-    if augment.crop:
-        pad = augment.pad
-        mode = {"mirror": "symmetric", "zero": "constant"}[augment.crop]
-        padded = np.pad(image, ((0, 0), (pad, pad), (pad, pad)), mode=mode)
-        y, x = (integer_reference(key, channel, 2 * pad + 1) for channel in (0, 1))
-        image = padded[:, y : y + height, x : x + width]
-    if augment.flip and fold_reference(key, 2) % 2:
-        image = image[:, :, ::-1]
-    image = image.astype(np.float32) / np.float32(255)
-    if augment.cutout:
-        side = augment.cutout
-        y = integer_reference(key, 3, height) - side // 2
-        x = integer_reference(key, 4, width) - side // 2
-        image = image.copy()
-        image[:, max(y, 0) : max(y + side, 0), max(x, 0) : max(x + side, 0)] = augment.fill
-    return image
 
 
 def random_images(n: int, channels: int = 3, height: int = 12, width: int = 10) -> torch.Tensor:
@@ -64,6 +28,9 @@ AUGMENTS = [
     Augment(cutout=40),
     Augment("mirror", flip=True, cutout=3),
     Augment("zero", pad=5, flip=True, cutout=6, fill=0.0),
+    Augment("zero", pad=10, flip=True),
+    Augment(window=7),
+    Augment(window=10, flip=True, cutout=3),
 ]
 
 
@@ -137,6 +104,24 @@ def test_keys_of_different_integers_differ(values: tuple[int, ...]) -> None:
     others = [(0,), (1,), (1 << 32,), (0, 0), (2**63 - 1,), (5, 6), (6, 5)]
     others.remove(values)
     assert int(key_of(*values)) not in [int(key_of(*other)) for other in others]
+
+
+@pytest.mark.parametrize("values", [(0,), (1 << 32, 3), (2**63 - 1, 5, 1)])
+def test_keys_equal_their_definition_in_integers(values: tuple[int, ...]) -> None:
+    assert int(key_of(*values)) == key_reference(*values)
+
+
+@pytest.mark.parametrize("default", [torch.float64, torch.bfloat16])
+def test_images_are_float32_whatever_the_default(default: torch.dtype) -> None:
+    images, keys = torch.arange(256, dtype=torch.uint8).view(1, 1, 16, 16), torch.arange(1)
+    expected = Augment("mirror", flip=True)(images, keys)
+    torch.set_default_dtype(default)
+    try:
+        found = Augment("mirror", flip=True)(images, keys)
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert found.dtype == torch.float32
+    assert torch.equal(found, expected)
 
 
 def test_crops_and_flips_of_a_batch_are_drawn_for_every_sample() -> None:

@@ -117,6 +117,15 @@ def test_take_of_a_draw_is_the_batch_of_its_step() -> None:
         assert torch.equal(found[1], labels)
 
 
+@pytest.mark.parametrize("rank, world_size", [(0, 1), (1, 4)])
+@pytest.mark.parametrize("step, steps", [(0, 1), (0, 4), (1, 2), (3, 1)])
+def test_draw_of_several_steps_is_those_of_each_in_a_row(rank: int, world_size: int, step: int, steps: int) -> None:
+    batches = Batches(random_samples(), 16, shuffle=True, seed=2, rank=rank, world_size=world_size)
+    single = [batches.draw(1, step + ahead) for ahead in range(steps)]
+    for found, parts in zip(batches.draw(1, step, steps), zip(*single, strict=True), strict=True):
+        assert torch.equal(found, torch.cat(parts))
+
+
 @pytest.mark.parametrize("name", ["digits", "clouds"])
 def test_take_compiles_without_a_break(name: str) -> None:
     augment = AUGMENT if name == "digits" else Augment(rotate=True, jitter=0.01, points=64)
@@ -153,6 +162,9 @@ def test_steps_outside_of_an_epoch_are_refused() -> None:
         batches.epoch(0, start_step=5)
     with pytest.raises(ValueError, match=r"`step` must be in 0\.\.3"):
         batches.draw(0, 4)
+    for steps in (0, 4):
+        with pytest.raises(ValueError, match=r"`steps` must be in 1\.\.3, what is left of the epoch"):
+            batches.draw(0, 1, steps)
 
 
 def test_negative_epoch_is_refused() -> None:

@@ -77,8 +77,10 @@ class Augment:
         words = fold(keys, torch.arange(IMAGE_CHANNELS, device=keys.device)[:, None])
         if self.window:
             batch = part(batch, words, self.window)
-        if self.crop or self.flip:
-            batch = moved(batch, words, self.crop, self.pad if self.crop else 0, self.flip)
+        if self.crop:
+            batch = moved(batch, words, self.crop, self.pad, self.flip)
+        elif self.flip:
+            batch = torch.where(flipped(words)[:, None, None, None], batch.flip(3), batch)
         images = to_float(batch)
         if self.cutout:
             images = torch.where(cut(words, self.cutout, batch.shape[2], batch.shape[3]), self.fill, images)
@@ -99,8 +101,11 @@ class Augment:
 
 
 def to_float(batch: Tensor) -> Tensor:
-    """x / 255 for bytes, anything else as it is."""
-    return batch.float() / 255 if batch.dtype == torch.uint8 else batch
+    """x / 255 for bytes, in float32; anything else as it is."""
+    if batch.dtype != torch.uint8:
+        return batch
+    is_default = torch.get_default_dtype() == torch.float32  # what a quotient of integers is: one kernel, no copy
+    return (batch if is_default else batch.float()) / 255
 
 
 def integers(word: Tensor, n: int) -> Tensor:
@@ -121,28 +126,39 @@ def part(batch: Tensor, words: Tensor, side: int) -> Tensor:
     return out.view(len(batch), batch.shape[1], side, side)
 
 
-def moved(batch: Tensor, words: Tensor, crop: str | None, pad: int, flip: bool) -> Tensor:
+def flipped(words: Tensor) -> Tensor:
+    """Which samples are turned left to right, with probability 1/2: those whose word is odd."""
+    return (words[FLIP] & 1).bool()
+
+
+def moved(batch: Tensor, words: Tensor, crop: str, pad: int, flip: bool) -> Tensor:
     """out[b, c, i, j] = padded[b, c, y_b + i, x_b + j], with j counted from the right where sample b is flipped."""
     height, width = batch.shape[2:]
     if pad > min(height, width):
         raise ValueError(f"`pad` must be at most the image's size, {height}x{width}, got {pad}")
-    rows = torch.arange(height, device=batch.device) + (integers(words[CROP_Y], 2 * pad + 1) - pad)[:, None]
-    columns = torch.arange(width, device=batch.device).expand(len(batch), width)
+    shift = (integers(words[CROP_Y : CROP_X + 1], 2 * pad + 1) - pad)[:, :, None]
+    columns = torch.arange(width, device=batch.device)
+    rows = shift[0] + (columns if height == width else torch.arange(height, device=batch.device))
     if flip:
-        columns = torch.where((words[FLIP] & 1).bool()[:, None], columns.flip(1), columns)
-    columns = columns + (integers(words[CROP_X], 2 * pad + 1) - pad)[:, None]
-    source = mirrored(rows, height)[:, :, None] * width + mirrored(columns, width)[:, None, :]
-    out = batch.flatten(2).gather(2, source.flatten(1)[:, None].expand(-1, batch.shape[1], -1)).view(batch.shape)
+        columns = torch.where(flipped(words)[:, None], columns.flip(0), columns)
+    columns = columns + shift[1]
+    held = mirrored if crop == "mirror" else clipped
+    row, column = held(rows, height), held(columns, width)
+    source = (row[:, :, None] * width + column[:, None, :]).flatten(1)[:, None]
+    out = batch.flatten(2).gather(2, source.expand(-1, batch.shape[1], -1)).view(batch.shape)
     if crop == "zero":
-        inside = within(rows, height)[:, None, :, None] & within(columns, width)[:, None, None, :]
-        out = out * inside
+        out = out * ((rows == row)[:, None, :, None] & (columns == column)[:, None, None, :])
     return out
 
 
 def mirrored(index: Tensor, n: int) -> Tensor:
     """-1 - i below 0 and 2n - 1 - i from n on: a reflection that repeats the outermost pixel (SYMMETRIC padding)."""
-    index = torch.where(index < 0, -1 - index, index)
-    return torch.where(index < n, index, 2 * n - 1 - index)
+    index = torch.maximum(index, ~index)
+    return torch.minimum(index, 2 * n - 1 - index)
+
+
+def clipped(index: Tensor, n: int) -> Tensor:
+    return index.clamp(0, n - 1)
 
 
 def within(index: Tensor, n: int) -> Tensor:

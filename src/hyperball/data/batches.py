@@ -112,15 +112,23 @@ class Batches:
         """Steps in an epoch."""
         return len(self.schedule)
 
-    def draw(self, epoch: int, step: int) -> Draw:
-        """The indices and random words of this rank's part of a batch; device tensors, nothing read by the host."""
+    def draw(self, epoch: int, step: int, steps: int = 1) -> Draw:
+        """The indices and random words of this rank's part of a batch, or of all batches of `steps` in a row.
+
+        They are device tensors, and nothing is read by the host.
+        """
         if not 0 <= step < len(self):
             raise ValueError(f"`step` must be in 0..{len(self) - 1}, the steps of an epoch, got {step}")
+        if not 1 <= steps <= len(self) - step:
+            raise ValueError(f"`steps` must be in 1..{len(self) - step}, what is left of the epoch, got {steps}")
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, self.schedule.order(epoch, self.samples.device))
-        part = self.schedule.slice(step)
         order = self._order[1]
-        return Draw(order.indices[part], order.keys[part])
+        parts = [self.schedule.slice(step + ahead) for ahead in range(steps)]
+        if self.schedule.world_size == 1 or steps == 1:  # nothing lies between them
+            part = slice(parts[0].start, parts[-1].stop)
+            return Draw(order.indices[part], order.keys[part])
+        return Draw(*(torch.cat([values[part] for part in parts]) for values in order))
 
     def take(self, draw: Draw) -> tuple[Tensor, Tensor]:
         """The batch of a draw: device operations of static shape, so a CUDA graph may hold them."""

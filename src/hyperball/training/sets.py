@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from hyperball import data
-from hyperball.data import Augment, Batches, Dataset, Draw, Files, Samples
+from hyperball.data import Augment, Batches, Dataset, Files, Samples
 from hyperball.training.fields import RecipeError
 from hyperball.training.recipe import Recipe
 from hyperball.training.sections import DataConfig
@@ -131,25 +131,64 @@ class Feed(Protocol):
     def take(self) -> tuple[Tensor, Tensor]: ...
 
 
-class ResidentFeed:
-    """A set in device memory: `set` writes indices and random words, `take` gathers and augments."""
+def block_bytes(device: torch.device) -> int:
+    """How much memory batches made at once may take: many steps' where launches are dear, a cache's on a CPU."""
+    return (2 if device.type == "cpu" else 32) * 2**20
 
-    def __init__(self, batches: Batches, batch_size: int) -> None:
+
+class ResidentFeed:
+    """A set in device memory: `set` makes a block of batches where it has none, and copies one to static memory.
+
+    A batch takes dozens of kernels whatever its size, mostly of hashes, and a step of small kernels is as slow as they
+    are many: a block takes as many for all of its steps, and a step is left with two copies. Since a batch is a
+    function of (seed, epoch, step), a block may begin at any of them.
+    """
+
+    def __init__(
+        self,
+        batches: Batches,
+        batch_size: int,
+        memory_format: torch.memory_format = torch.contiguous_format,
+        most_bytes: int | None = None,
+    ) -> None:
         self.batches = batches
         self.batch_size = batch_size
-        empty = torch.zeros(batch_size, dtype=torch.int64, device=batches.samples.device)
-        self.index, self.keys = empty, empty.clone()
+        self.memory_format = memory_format
+        room = block_bytes(batches.samples.device) if most_bytes is None else most_bytes
+        self.most = max(1, room // (4 * batch_size * batches.samples.inputs[0].numel()))  # steps a block
+        self.epoch, self.steps = -1, range(0)
+        self.block: tuple[Tensor, Tensor] | None = None
+        self.held: tuple[Tensor, Tensor] | None = None
 
     def __len__(self) -> int:
         return len(self.batches)
 
     def set(self, epoch: int, step: int) -> None:
-        indices, keys = self.batches.draw(epoch, step)
-        self.index.copy_(indices)
-        self.keys.copy_(keys)
+        if self.block is None or epoch != self.epoch or step not in self.steps:
+            self.block = None  # its memory may serve the next one
+            self.block = self.make(epoch, step)
+        first = (step - self.steps.start) * self.batch_size
+        parts = [values[first : first + self.batch_size] for values in self.block]
+        if self.held is None:
+            self.held = laid_out(parts[0], self.memory_format), torch.empty_like(parts[1])
+        for static, part in zip(self.held, parts, strict=True):
+            static.copy_(part)
+
+    def make(self, epoch: int, step: int) -> tuple[Tensor, Tensor]:
+        """The batches of as many steps as a block holds, from this one on."""
+        count = min(self.most, len(self) - step)
+        draw = self.batches.draw(epoch, step, count)
+        self.epoch, self.steps = epoch, range(step, step + count)
+        return self.batches.take(draw)
 
     def take(self) -> tuple[Tensor, Tensor]:
-        return self.batches.take(Draw(self.index, self.keys))
+        assert self.held is not None
+        return self.held
+
+
+def laid_out(like: Tensor, memory_format: torch.memory_format) -> Tensor:
+    """Memory for a tensor, of images in the format, with the strides that `contiguous` gives."""
+    return torch.empty_like(like.contiguous(memory_format=memory_format) if like.dim() == 4 else like)
 
 
 class StreamFeed:
@@ -205,7 +244,8 @@ def train_feed(recipe: Recipe, dataset: Dataset, device: torch.device, rank: int
         stream = data.stream(train, recipe.batch_size, augment=augmentation(recipe.data), **options)
         return StreamFeed(stream, share, device)
     batches = Batches(train.to(device), recipe.batch_size, augment=augmentation(recipe.data), **options)
-    return ResidentFeed(batches, share)
+    channels_last = device.type == "cuda" and recipe.engine.channels_last
+    return ResidentFeed(batches, share, torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def held_in_memory(files: Files, config: DataConfig, name: str) -> Samples:
