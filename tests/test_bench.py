@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hyperball.bench import cards, measure, records, table, timing, warm
+from hyperball.bench import cards, choice, measure, records, table, timing, warm
 from hyperball.bench.case import Aim, Case, Setting
 from hyperball.bench.records import Record, Row, Section
 from hyperball.bench.run import SECTIONS
@@ -136,19 +136,6 @@ def test_a_section_without_rows_replaces_none_that_has_them(tmp_path):
     assert records.read(path) == record(row())
 
 
-def test_a_section_that_is_incomplete_stands_beside_the_complete_one_until_it_is_measured_again(tmp_path):
-    path = tmp_path / "h200.json"
-    records.write(record(row()), path)
-    for ratio in (1.3, 1.2):
-        records.write(Record("NVIDIA H200", {}, {"conv": Section({}, [row(ratio=ratio)], ["incomplete"])}), path)
-    held = records.read(path)
-    assert held.sections == record(row()).sections
-    assert [entry.ratio for entry in held.partial["conv"].rows] == [1.2]
-    records.write(record(row(ratio=1.1)), path)
-    assert records.read(path) == record(row(ratio=1.1))
-    assert "partial" not in json.loads(path.read_text(encoding="utf-8"))
-
-
 def test_records_of_two_devices_are_not_joined(tmp_path):
     path = tmp_path / "h200.json"
     records.write(record(row()), path)
@@ -249,11 +236,11 @@ def test_one_dtype_for_all_is_the_dtype_of_every_case():
 
 
 def test_every_long_case_is_compiled_in_a_process_of_its_own():
-    made = warm.groups(SECTIONS, Setting("cuda"), 16)
+    made = warm.groups(choice.planned(SECTIONS, Setting("cuda")), 16)
     labels = [label for group in made for label in group]
     assert len(labels) == len(set(labels))
     assert len(made) <= 16
-    assert all(len(group) == 1 for group in made if group[0].startswith(warm.ALONE))
+    assert all(len(group) == 1 for group in made if next(iter(group)).startswith(warm.ALONE))
 
 
 def test_a_table_is_aligned_and_ends_in_verdicts():
@@ -276,19 +263,6 @@ def test_memory_has_a_verdict_of_its_own():
 def test_memory_is_a_ratio_of_peaks_and_the_maps_that_are_kept():
     assert table.memory(row(memory_ratio=1.258, kept_maps=1.0)) == "1.26, 1.00 maps"
     assert table.memory(row(kept_maps=1.0)) == "1.00 maps"
-
-
-def test_markdown_says_which_sections_are_incomplete_and_counts_no_aim_of_theirs():
-    held = record(row())
-    held.partial["conv"] = Section({"device": "NVIDIA H200"}, [row(case="later", ratio=1.6, reached=False)], ["1 of 2"])
-    held.partial["pool"] = Section({"device": "NVIDIA H200"}, [], ["0 of 3"])
-    text = table.markdown(held)
-    complete, _, rest = text.partition("**One convolution, not measured to its end** (NVIDIA H200)")
-    assert "**Aims**: 1 of 1 reached." in complete
-    assert "later" not in complete
-    assert "| later |" in rest
-    assert "- 1 of 2" in rest
-    assert rest.endswith("**Robust pooling, not measured to its end** (NVIDIA H200)\n\n- 0 of 3")
 
 
 def test_markdown_has_one_line_a_subject_and_says_what_was_not_reached():

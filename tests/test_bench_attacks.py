@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from hyperball.bench import measure, records, table, warm
+from hyperball.bench import choice, measure, records, table, warm
 from hyperball.bench.case import Aim, Case, Setting
 from hyperball.bench.records import Record, Row, Section
 from hyperball.bench.sections import train
@@ -47,7 +47,7 @@ def test_where_pgd_20_is_not_measured_a_note_says_so(setting):
 def test_no_process_compiles_kernels_for_attacks():
     setting = Setting("cuda")
     works = [case.work for case in warm.section_cases("train", setting)]
-    labels = [label for group in warm.groups(["train"], setting, 16) for label in group]
+    labels = [label for group in warm.groups(choice.planned(["train"], setting), 16) for label in group]
     assert {works[int(label.partition(":")[2])] for label in labels} == {"training step"}
 
 

@@ -37,6 +37,15 @@ MISTAKES = {
     "a document without a record": (["--into", "x.md"], "--into needs --markdown FILE"),
     "a missing record": (["--markdown", "nothing.json"], "nothing.json: No such file"),
     "a folder as record": (["--device", "cpu", "--out", "."], "--out must be a file, got the folder ."),
+    "cases without a text": (["--cases", " "], "--cases needs a text that a case holds"),
+    "cases of no section": (
+        ["train", "--device", "cpu", "--cases", "cnn99"],
+        "no case of train holds 'cnn99'; near ones: 'cnn9, batch 16'",
+    ),
+    "cases that resemble none": (
+        ["train", "pool", "--device", "cpu", "--cases", "@@@"],
+        "no case of train, pool holds '@@@'; for example: 'cnn9, batch 16, training step, fp32'; '",
+    ),
     "a record in no folder": (["--device", "cpu", "--out", "a/b.json"], "--out must be in a folder that is there"),
 }
 
@@ -96,10 +105,6 @@ def tiny(name, step=lambda: None):
 def one_case(monkeypatch):
     monkeypatch.setattr(conv, "cases", lambda setting: [tiny("tiny")])
     monkeypatch.setattr(checks, "checkout", lambda: None)
-
-
-def interrupt():
-    raise KeyboardInterrupt
 
 
 QUICKLY = ("conv", "--device", "cpu", "--quick", "--out", "x.json")
@@ -169,27 +174,6 @@ def test_a_document_without_markers_is_refused(capsys, one_case, tmp_path):
     assert (tmp_path / "x.md").read_text() == "nothing\n"
 
 
-def test_an_interrupted_run_keeps_the_complete_section_and_says_how_far_it_came(
-    capsys, one_case, monkeypatch, tmp_path
-):
-    assert call(capsys, *QUICKLY)[0] == 0
-    complete = records.read(tmp_path / "x.json").sections
-    monkeypatch.setattr(conv, "cases", lambda setting: [tiny("first"), tiny("second", interrupt), tiny("third")])
-    assert call(capsys, *QUICKLY)[0] == 130
-    held = records.read(tmp_path / "x.json")
-    assert held.sections == complete
-    assert [row.case for row in held.partial["conv"].rows] == ["first"]
-    assert held.partial["conv"].notes == ["incomplete: 1 of 3 cases", *complete["conv"].notes]
-    printed = call(capsys, "--markdown", "x.json")[1]
-    assert "One convolution, not measured to its end" in printed
-    assert "- incomplete: 1 of 3 cases" in printed
-    monkeypatch.setattr(conv, "cases", lambda setting: [tiny("first"), tiny("second")])
-    assert call(capsys, *QUICKLY)[0] == 0
-    held = records.read(tmp_path / "x.json")
-    assert [row.case for row in held.sections["conv"].rows] == ["first", "second"]
-    assert (held.sections["conv"].notes, held.partial) == (complete["conv"].notes, {})
-
-
 @pytest.fixture
 def clock(monkeypatch):
     """A clock that stands still unless it is moved."""
@@ -218,8 +202,7 @@ def test_a_section_for_which_no_time_is_left_replaces_nothing(capsys, one_case, 
     monkeypatch.setattr(projection, "cases", lambda setting: [tiny("slow", slow)])
     code, out, _ = call(capsys, "projection", *QUICKLY)
     assert code == 0
-    assert "incomplete: 0 of 1 cases\n" in out
-    assert "the time of --quick was over" in out
+    assert "partial: 0 of 1 cases; not measured (the time of --quick was over): tiny, forward, fp32\n" in out
     held = records.read(tmp_path / "x.json")
     assert held.sections["conv"] == before.sections["conv"]
     assert set(held.sections) == {"conv", "projection"}

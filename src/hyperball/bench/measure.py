@@ -13,6 +13,7 @@ from hyperball.bench.case import Case, Make, Setting, surroundings
 from hyperball.bench.records import Row, verdict
 from hyperball.bench.timing import Spread, Step, Times
 
+LONGEST = 160  # characters of a reason that is told
 LAUNCHED = 10.0  # milliseconds of steps in a row that Python launches, so that it runs ahead as in a training loop
 
 
@@ -45,7 +46,7 @@ def build(case: Case, setting: Setting) -> Built:
             if name in case.notes:
                 built.notes[name] = case.notes[name]()
         except Exception as error:
-            built.failed.append(f"{case.name}, {case.dtype}, {name}: {type(error).__name__}: {first_line(error)}")
+            built.failed.append(f"{case.name}, {case.dtype}, {name}: {reason(error)}")
     return built
 
 
@@ -58,8 +59,15 @@ def made(name: str, make: Make, sets: int, built: Built, device: str) -> list[St
     return make(sets)
 
 
-def first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [""])[0][:200]
+def reason(error: BaseException) -> str:
+    """An error's type and the first line of its message, cut where it is long: out of memory, CUDA lists processes."""
+    line = (str(error).strip().splitlines() or [""])[0]
+    return f"{type(error).__name__}: {shortened(line)}".removesuffix(": ")
+
+
+def shortened(line: str) -> str:
+    """A line of at most so many characters, cut between words."""
+    return line if len(line) <= LONGEST else line[:LONGEST].rpartition(" ")[0] + " …"
 
 
 def warm(case: Case) -> None:
@@ -83,7 +91,7 @@ def times_of(case: Case, mode: str, built: Built, setting: Setting) -> Times:
         try:
             calls[name] = timing.captured(call) if mode == "graph" else call
         except Exception as error:
-            built.failed.append(f"{case.name}, {case.dtype}, {name}, not captured: {first_line(error)}")
+            built.failed.append(f"{case.name}, {case.dtype}, {name}, not captured: {reason(error)}")
             torch.cuda.synchronize()
     for call in calls.values():
         call()
@@ -102,11 +110,16 @@ def measure(case: Case, setting: Setting) -> tuple[list[Row], list[str]]:
             rows += rows_of(case, mode, times, built, None if setting.on_gpu else threads)
     failed = built.failed
     del built
+    clean(setting)
+    return rows, failed
+
+
+def clean(setting: Setting) -> None:
+    """Give back what a case held."""
     gc.collect()
     if setting.on_gpu:
         torch.compiler.reset()
         torch.cuda.empty_cache()
-    return rows, failed
 
 
 def rows_of(case: Case, mode: str, times: Times, built: Built, threads: int | None) -> list[Row]:

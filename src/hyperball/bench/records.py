@@ -8,8 +8,9 @@ import json
 import os
 import platform
 import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ MEMORY = {
     True: "peak of the allocator's count over what was allocated before",
     False: "peak of the allocations that torch's profiler lists, in a call that is not timed",
 }
+STATE = ("missing", "partial", "older")  # entries of conditions about the rows of the section, not about a run
 BUSY = 0.5  # load average over cores from which a CPU's times are doubtful
 
 
@@ -29,7 +31,8 @@ class Row:
 
     `ratio` is subject / reference, the median over the rounds; `reached`, `memory_reached` and `seconds_reached`, which
     is about the subject's own time, are None where nothing is aimed at. `kept_maps` is what the backward keeps beside
-    input and parameters, in activation maps.
+    input and parameters, in activation maps. `date` is empty for a row that was measured under the conditions of its
+    section, and else the date of those under its `earlier`.
     """
 
     section: str
@@ -61,6 +64,12 @@ class Row:
     seconds_aim: float | None = None
     seconds_reached: bool | None = None
     note: str = ""
+    date: str = ""
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What is measured: rows of the same key replace each other."""
+        return self.case, self.work, self.mode, self.dtype, self.subject, self.reference
 
     @property
     def seconds(self) -> float:
@@ -80,21 +89,32 @@ NEEDED = {entry.name for entry in fields(Row)[:7]} | {"median_ms", "reference_me
 
 @dataclass
 class Section:
-    """The rows of one section, under one set of conditions; `notes` says what was left out and why."""
+    """The rows of one section with the conditions of its last run; `notes` says what was left out and why.
+
+    Rows that earlier runs left have a `date`, and `earlier` holds the conditions and notes of each such date. Where
+    cases were not measured, `conditions` has them with the reasons under `missing`, and in words under `partial`; it
+    counts the rows of each earlier date under `older`.
+    """
 
     conditions: dict[str, Any]
     rows: list[Row] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     fits: list[dict[str, Any]] = field(default_factory=list)
+    earlier: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    @property
+    def missing(self) -> dict[str, str]:
+        """Cases that were to be measured and were not, with the reasons."""
+        held: dict[str, str] = self.conditions.get("missing", {})
+        return held
 
 
 @dataclass
 class Record:
-    """All that was measured on one device; `partial` holds sections that were begun and not measured to their end."""
+    """All that was measured on one device, section by section."""
 
     device: str
     sections: dict[str, Section] = field(default_factory=dict)
-    partial: dict[str, Section] = field(default_factory=dict)
 
 
 def verdict(value: float | None, aim: float | None) -> bool | None:
@@ -169,7 +189,11 @@ def conditions(setting: Any, load: float | None) -> dict[str, Any]:
 
 def as_json(record: Record) -> dict[str, Any]:
     held = {"schema": SCHEMA, **asdict(record)}
-    return held if record.partial else {name: value for name, value in held.items() if name != "partial"}
+    for part in held["sections"].values():
+        part["rows"] = [{name: value for name, value in row.items() if name != "date" or value} for row in part["rows"]]
+        if not part["earlier"]:
+            del part["earlier"]
+    return held
 
 
 def refuse_to_mix(path: Path, device: str, quick: bool) -> None:
@@ -177,7 +201,7 @@ def refuse_to_mix(path: Path, device: str, quick: bool) -> None:
     if not path.exists():
         return
     held = read(path)
-    parts = [*held.sections.values(), *held.partial.values()]
+    parts = list(held.sections.values())
     devices = [held.device, *(part.conditions.get("device", held.device) for part in parts)]
     other = next((name for name in devices if name != device), None)
     if other is not None:
@@ -188,18 +212,59 @@ def refuse_to_mix(path: Path, device: str, quick: bool) -> None:
 
 
 def joined(earlier: Record, later: Record) -> Record:
-    """What was measured later replaces what was earlier, section by section; nothing replaces rows by none."""
+    """The sections of both, the later ones in the place of earlier ones; nothing replaces rows by none."""
     if earlier.device != later.device:
         raise ValueError(f"times of {later.device} cannot be joined with those of {earlier.device}")
-    sections = over(earlier.sections, later.sections)
-    begun = {name: part for name, part in earlier.partial.items() if name not in later.sections}
-    return Record(later.device, sections, over(begun, later.partial))
-
-
-def over(earlier: Mapping[str, Section], later: Mapping[str, Section]) -> dict[str, Section]:
     empty = Section({})
-    kept = {name for name, part in later.items() if not part.rows and earlier.get(name, empty).rows}
-    return {**earlier, **{name: part for name, part in later.items() if name not in kept}}
+    kept = {name for name, part in later.sections.items() if not part.rows and earlier.sections.get(name, empty).rows}
+    return Record(
+        later.device, {**earlier.sections, **{name: part for name, part in later.sections.items() if name not in kept}}
+    )
+
+
+def merged(before: Section | None, later: Section) -> Section:
+    """The later section, and with their date and conditions the earlier rows whose like it does not have."""
+    if before is None:
+        return replace(later)
+    date = str(before.conditions.get("date", "unknown date"))
+    past = {key: value for key, value in before.conditions.items() if key not in STATE}
+    known = {**before.earlier, date: {**past, "notes": list(before.notes)}}
+    old = {row.key: replace(row, date=row.date or date) for row in before.rows}
+    rows = list({**old, **{row.key: row for row in later.rows}}.values())
+    counts = Counter(row.date for row in rows if row.date)
+    older = {"older": ", ".join(f"{count} rows of {date}" for date, count in counts.items())} if counts else {}
+    earlier = {date: held for date, held in known.items() if date in counts}
+    return replace(later, conditions={**later.conditions, **older}, rows=rows, earlier=earlier)
+
+
+def marked(section: Section, missing: Mapping[str, str], cases: int) -> Section:
+    """The section with what is missing of so many cases in its conditions."""
+    held = {key: value for key, value in section.conditions.items() if key not in ("missing", "partial")}
+    if missing:
+        held |= {"partial": missing_text(missing, cases), "missing": dict(missing)}
+    return replace(section, conditions=held)
+
+
+def missing_text(missing: Mapping[str, str], cases: int) -> str:
+    """ "7 of 8 cases; not measured (interrupted by SIGINT): resnet18, batch 128, training step, bf16"."""
+    parts = [f"not measured ({why}): {'; '.join(labels)}" for why, labels in by_reason(missing).items()]
+    return "; ".join([f"{cases - len(missing)} of {cases} cases", *parts])
+
+
+def by_reason(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """What has the same reason, under it."""
+    found: dict[str, list[str]] = {}
+    for label, why in reasons.items():
+        found.setdefault(why, []).append(label)
+    return found
+
+
+def first_of_each(reasons: Mapping[str, str]) -> list[str]:
+    """A line for each reason: the first that has it and the number of the others."""
+    return [
+        f"{labels[0]}{f' and {len(labels) - 1} more' if len(labels) > 1 else ''}: {why}"
+        for why, labels in by_reason(reasons).items()
+    ]
 
 
 def write(record: Record, path: Path) -> None:
@@ -222,17 +287,25 @@ def read(path: Path) -> Record:
     parts = [held.get("sections"), held.get("partial", {})]
     if not isinstance(held.get("device"), str) or not all(isinstance(part, dict) for part in parts):
         raise ValueError(f"{path} must hold `device` and `sections`")
-    return Record(
-        held["device"], *({name: section(name, given, path) for name, given in part.items()} for part in parts)
-    )
+    sections, begun = ({name: section(name, given, path) for name, given in part.items()} for part in parts)
+    for name, part in begun.items():
+        part.conditions |= {"partial": "not measured to its end", "missing": {"the other cases": "interrupted"}}
+        sections[name] = merged(sections.get(name), part)
+    return Record(held["device"], sections)
 
 
 def section(name: str, held: Any, path: Path) -> Section:
     """One section of a record that was read."""
-    if not isinstance(held, Mapping) or not isinstance(held.get("rows"), list):
+    kinds = {"conditions": dict, "rows": list}
+    if not isinstance(held, dict) or not all(isinstance(held.get(key), kind) for key, kind in kinds.items()):
         raise ValueError(f"{path}: section {name} must hold `conditions` and `rows`")
     rows = [row(given, f"{path}: {name}, row {index}") for index, given in enumerate(held["rows"])]
-    return Section(dict(held["conditions"]), rows, list(held.get("notes", ())), list(held.get("fits", ())))
+    earlier = dict(held.get("earlier", {}))
+    undated = sorted({entry.date for entry in rows if entry.date} - set(earlier))
+    if undated:
+        raise ValueError(f"{path}: section {name} has rows of {undated[0]}, and `earlier` no conditions of that date")
+    notes, fits = list(held.get("notes", ())), list(held.get("fits", ()))
+    return Section(dict(held["conditions"]), rows, notes, fits, earlier)
 
 
 def row(held: Mapping[str, Any], where: str) -> Row:

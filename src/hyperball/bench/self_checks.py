@@ -103,14 +103,21 @@ def layer_error(options: dict[str, str], exact: Callable[..., Tensor], setting: 
 
 
 def train_error(setting: Setting) -> float:
-    """Outputs of a small decoupled network in training, and the gradients of its parameters all together."""
+    """Outputs of a small decoupled network in training, and the gradients of its parameters all together.
+
+    Of three batches the best gradients count: a wrong kernel is wrong in all, a kink is met in some.
+    """
     model = networks.network("cnn9_adv", setting, magnitude="tanh").train()
-    x, labels = networks.images(4, 32, setting)
     exact = copy.deepcopy(model).cpu().double()
-    with full_float32():
-        found, gradients = outcome(model, x, labels)
-    truth, exact_gradients = outcome(exact, x.cpu().double(), labels.cpu())
-    return max(distance(found, truth), KINK_SHARE * distance(gradients, exact_gradients))
+    outputs, gradients = [], []
+    for seed in range(3):
+        x, labels = networks.images(4, 32, setting, seed)
+        with full_float32():
+            found = outcome(model, x, labels)
+        truth = outcome(exact, x.cpu().double(), labels.cpu())
+        outputs.append(distance(found[0], truth[0]))
+        gradients.append(distance(found[1], truth[1]))
+    return max(*outputs, KINK_SHARE * min(gradients))
 
 
 def outcome(model: nn.Module, x: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from hyperball.bench import cards
@@ -96,16 +96,12 @@ def fits_table(fits: Sequence[dict[str, Any]]) -> str:
 
 
 def markdown(record: Record) -> str:
-    """Every section as a Markdown table, then what was reached, predictions for other cards and slopes.
-
-    Sections that were not measured to their end come last, and say so.
-    """
+    """Every section as a Markdown table, then what was reached, predictions for other cards and slopes."""
     parts = [tables(name, section) for name, section in record.sections.items() if name != "scaling"]
     parts.append(summary(record))
     parts += [cards.markdown(record)] if cards.predictions(record) else []
     scaling = record.sections.get("scaling")
     parts += [slopes(scaling)] if scaling and scaling.fits else []
-    parts += [tables(name, section, ", not measured to its end") for name, section in record.partial.items()]
     return "\n\n".join(part for part in parts if part)
 
 
@@ -119,8 +115,44 @@ def put(text: str, record_name: str, document: str) -> str:
     return before + begin + text + end + after
 
 
+def doubt(section: Section) -> str:
+    """The end of a title: whether cases of the section are missing."""
+    return ", partial" if section.missing else ""
+
+
+def moment(date: str) -> str:
+    """A date and time to the minute."""
+    return date[: len("2026-11-16T01:30")].replace("T", " ")
+
+
+def older(section: Section) -> list[str]:
+    """A line for every earlier run that rows are left of: how many they are, its conditions and its notes."""
+    lines = []
+    for date, held in section.earlier.items():
+        rows = [row for row in section.rows if row.date == date]
+        cases = len({(row.case, row.work, row.dtype) for row in rows})
+        text = f"kept from {moment(date)}: {counted(len(rows), 'row')} of {counted(cases, 'case')} ({described(held)})"
+        lines += ["; ".join([text, *held.get("notes", ())])]
+    return lines
+
+
+def counted(count: int, word: str) -> str:
+    return f"{count} {word}" + ("" if count == 1 else "s")
+
+
+def remarks(section: Section) -> list[str]:
+    """What is missing of a section, its notes, and what is left of earlier runs."""
+    missing = [f"partial: {section.conditions['partial']}"] if section.missing else []
+    return [*missing, *section.notes, *older(section)]
+
+
 def conditions_line(section: Section) -> str:
-    held = section.conditions
+    """The conditions of a section's last run, and the dates of rows that earlier ones left."""
+    dates = ", ".join(moment(date) for date in section.earlier)
+    return described(section.conditions) + (f"; in part of {dates}" if dates else "")
+
+
+def described(held: Mapping[str, Any]) -> str:
     versions = held.get("versions", {})
     shown = [f"{name} {versions[name]}" for name in ("torch", "triton", "hyperball") if versions.get(name)]
     threads = [] if "NVIDIA" in str(held.get("device")) else [f"{held.get('threads')} threads"]
@@ -128,19 +160,21 @@ def conditions_line(section: Section) -> str:
     return ", ".join(part for part in parts if part) + ("; the machine was busy" if held.get("busy") else "")
 
 
-def tables(name: str, section: Section, doubt: str = "") -> str:
-    """One line a case, dtype, subject and reference; the works and modes are columns of ratios."""
+def tables(name: str, section: Section) -> str:
+    """One line a case, dtype, subject, reference and date; the works and modes are columns of ratios."""
     columns = list(dict.fromkeys((row.work, row.mode) for row in section.rows))
     lines: dict[tuple[str, ...], dict[tuple[str, str], Row]] = {}
     for row in section.rows:
-        lines.setdefault((row.case, row.dtype, row.subject, row.reference), {})[row.work, row.mode] = row
+        key = row.case, row.dtype, row.subject, row.reference, moment(row.date)
+        lines.setdefault(key, {})[row.work, row.mode] = row
     one_mode = len({mode for _, mode in columns}) == 1
     heads = [work if one_mode else f"{work}, {mode}" for work, mode in columns]
-    head = ["case", "dtype", "subject", "reference", "ref. ms", *heads, "memory", "aim", "verdict"]
+    head = ["case", "dtype", "subject", "reference", "measured", "ref. ms", *heads, "memory", "aim", "verdict"]
     body = [pivoted(key, found, columns) for key, found in lines.items()]
-    title = f"**{TITLES.get(name, name)}{doubt}** ({conditions_line(section)})"
+    title = f"**{TITLES.get(name, name)}{doubt(section)}** ({conditions_line(section)})"
     text = [title, *(["", *grid(head, body)] if body else [])]
-    return "\n".join([*text, *(["", *(f"- {note}" for note in section.notes)] if section.notes else [])])
+    notes = remarks(section)
+    return "\n".join([*text, *(["", *(f"- {note}" for note in notes)] if notes else [])])
 
 
 def pivoted(key: tuple[str, ...], found: dict[tuple[str, str], Row], columns: list[tuple[str, str]]) -> list[str]:
@@ -172,7 +206,10 @@ def summary(record: Record) -> str:
     missed = [row for row in aimed if verdict(row) != "reached"]
     if not aimed:
         return ""
-    lines = [f"**Aims**: {len(aimed) - len(missed)} of {len(aimed)} reached."]
+    partial = ", ".join(TITLES.get(name, name) for name, section in record.sections.items() if section.missing)
+    lines = [
+        f"**Aims**: {len(aimed) - len(missed)} of {len(aimed)} reached" + (f"; partial: {partial}." if partial else ".")
+    ]
     if missed:
         lines += ["", "Not reached:", "", *(f"- {sentence(row)}" for row in missed)]
     return "\n".join(lines)
@@ -188,12 +225,18 @@ def sentence(row: Row) -> str:
 
 def slopes(section: Section) -> str:
     """Time against batch and against channels, with the slopes."""
-    lines = [f"**Where cost grows** ({conditions_line(section)})", ""]
+    lines = [f"**Where cost grows{doubt(section)}** ({conditions_line(section)})", ""]
     for axis in dict.fromkeys(fit["axis"] for fit in section.fits):
         chosen = [fit for fit in section.fits if fit["axis"] == axis]
-        head = [f"{axis}, ms", "mode", *map(str, chosen[0]["sizes"]), "slope"]
-        body = [
-            [fit["subject"], fit["mode"], *(number(ms) for ms in fit["ms"]), number(fit["slope"], 2)] for fit in chosen
-        ]
-        lines += [*grid(head, body), ""]
+        sizes = sorted({size for fit in chosen for size in fit["sizes"]})
+        head = [f"{axis}, ms", "mode", *map(str, sizes), "slope"]
+        lines += [*grid(head, [sloped(fit, sizes) for fit in chosen]), ""]
+    lines += [f"- {note}" for note in (remarks(section) if section.missing or section.earlier else [])]
     return "\n".join(lines).rstrip()
+
+
+def sloped(fit: dict[str, Any], sizes: Sequence[int]) -> list[str]:
+    """The cells of a line of times by size, with the slope."""
+    times = dict(zip(fit["sizes"], fit["ms"], strict=True))
+    cells = [number(times[size]) if size in times else "" for size in sizes]
+    return [fit["subject"], fit["mode"], *cells, number(fit["slope"], 2)]

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import math
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FrameType
 
+from hyperball._errors import Terminated
 from hyperball.cli.parsing import UsageError, choose, parser
 
 SECTIONS = ("conv", "train", "pool", "projection", "inference", "scaling")
 ALIASES = {"decoupled": "conv", "pooling": "pool"}
+SOON = 2.0  # seconds
 DTYPES = ("fp32", "tf32", "bf16", "fp16")
 
 
@@ -37,12 +45,19 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     options.add_argument("--dtype", choices=DTYPES, help="one dtype for all; each section has its own without it")
     options.add_argument("--quick", action="store_true", help="fewer shapes and rounds: a minute on a CPU")
     options.add_argument("--out", type=Path, metavar="FILE", help="the record; results/bench/<device>.json without it")
+    options.add_argument(
+        "--cases", action="append", default=[], metavar="TEXT",
+        help="measure only cases that hold the text in their line of progress, as 'cnn9, batch 128' or PGD; may be "
+        "given several times. Other rows of the record stay, with their date",
+    )  # fmt: skip
     options.add_argument("--no-tests", action="store_true", help="leave the checkout's tests out; the self-check stays")
     options.add_argument("--markdown", type=Path, metavar="FILE", help="print a record as Markdown and measure nothing")
     options.add_argument("--into", type=Path, metavar="DOC", help="put --markdown's text between a document's markers")
     own = options.parse_args(given)
     if own.into is not None and own.markdown is None:
         raise UsageError("--into needs --markdown FILE")
+    if not all(text.strip() for text in own.cases):
+        raise UsageError("--cases needs a text that a case holds, as PGD, got an empty one")
     return own
 
 
@@ -63,6 +78,34 @@ def check_target(path: Path, asked: bool) -> None:
         raise UsageError(f"--out must be in a folder that is there, got {path}")
 
 
+@contextlib.contextmanager
+def signals() -> Iterator[None]:
+    """SIGINT and SIGTERM end the block as `KeyboardInterrupt` and `Terminated`.
+
+    One that comes soon after another is passed over, so that what was measured is written and printed in peace:
+    `timeout` signals a process and then its group, to which it belongs.
+    """
+    last = -math.inf
+
+    def end(number: int, frame: FrameType | None) -> None:
+        nonlocal last
+        if time.monotonic() - last > SOON:
+            last = time.monotonic()
+            raise Terminated if number == signal.SIGTERM else KeyboardInterrupt
+
+    inside = threading.current_thread() is threading.main_thread()
+    numbers = [signal.SIGINT, signal.SIGTERM] if inside else []  # other threads may not set handlers
+    heard = {number: signal.getsignal(number) for number in numbers}
+    heard = {number: handler for number, handler in heard.items() if handler is not signal.SIG_IGN}
+    try:
+        for number in heard:
+            signal.signal(number, end)
+        yield
+    finally:
+        for number, handler in heard.items():
+            signal.signal(number, handler)
+
+
 def measure(sections: list[str], own: argparse.Namespace) -> int:
     import torch
 
@@ -75,12 +118,15 @@ def measure(sections: list[str], own: argparse.Namespace) -> int:
     from hyperball.bench import Setting, run
     from hyperball.bench.checks import CheckFailed
     from hyperball.bench.records import default_path
+    from hyperball.bench.run import CasesFailed
 
     path = own.out or default_path(device, own.quick)
     check_target(path, own.out is not None)
     try:
-        run(sections, Setting(device, own.dtype, own.quick), path, not own.no_tests)
-    except CheckFailed as failure:
+        with signals():
+            setting = Setting(device, own.dtype, own.quick)
+            run(sections, setting, path, not own.no_tests, cases=own.cases, debug=own.debug)
+    except (CheckFailed, CasesFailed) as failure:
         print(f"hyperball bench: {failure}", file=sys.stderr)
         return 1
     return 0
