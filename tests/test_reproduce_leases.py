@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
+import torch
 from experiment_cases import tiny_recipe, tiny_table
 from runner_cases import RECORD, SAVES, FakeCells, write_run
 
@@ -146,6 +147,68 @@ def test_what_a_killed_process_took_along_is_measured_again_one_by_one(trio, mea
     assert measure_conditions(trio, jobs, count=3) == {"ball--clean/seed-0": conditions.DIED}
     assert pools == [3, 1, 1]
     assert measured[1] == ["tanh", "sphere"]
+
+
+def test_networks_without_memory_beside_others_are_measured_again_by_half_as_many(
+    trio, measured, tmp_path, monkeypatch
+):
+    errors, seen = measured
+    whole = f"CUDA out of memory. Tried to allocate 4.00 GiB.{' Process 7 has 6 GiB memory in use.' * 90}"
+    errors.update({row: torch.OutOfMemoryError(whole) for row in ROWS[1:]})
+    pools = []
+
+    @contextmanager
+    def workers(count):
+        pools.append(count)
+        if len(pools) == 2:
+            del errors["sphere"]
+        yield Pool([])
+
+    monkeypatch.setattr(conditions, "workers", workers)
+    jobs = jobs_of(trio, [0], tmp_path)
+    for job in jobs:
+        write_run(job)
+    short = "OutOfMemoryError: CUDA out of memory."
+    assert measure_conditions(trio, jobs, count=8) == {"ball--clean/seed-0": short}
+    assert pools == [3, 1]
+    assert seen == [*ROWS, "ball", "sphere"]
+    assert jobs[1].log.read_text().count(whole) == 2
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_conditions_that_the_time_was_too_short_for_are_all_that_the_same_command_does(
+    before, trio, cells, measured, tmp_path, capsys, monkeypatch
+):
+    began, (_, seen) = time.monotonic(), measured
+
+    class Clock:
+        """Goes on when all cells are trained and so many are measured."""
+
+        def monotonic(self):
+            trained = len(list((tmp_path / "runs").rglob("record.json"))) == len(ROWS)
+            return began + (10_000 if trained and len(seen) >= before else 0)
+
+        def sleep(self, seconds):
+            os.sched_yield()
+
+    for module in ("cli.reproduce", "experiments.conditions", "experiments.drawing"):
+        monkeypatch.setattr(f"hyperball.{module}.time", Clock())
+    assert main(command(tmp_path, "--time-limit", "5000")) == 130
+    assert seen == list(ROWS[:before])
+    errs = capsys.readouterr().err
+    for row in ROWS:
+        told = f"not done: {row}--clean/seed-0: conditions are to be measured: 50 %\n"
+        assert (told in errs) == (row not in seen)
+    assert "the same command goes on" in errs
+    assert kept(tmp_path, CONDITIONS) == [f"{row}--clean" for row in ROWS[:before]]
+    monkeypatch.undo()
+    monkeypatch.setitem(tables.TABLES, "trio", lambda: trio)
+    monkeypatch.setattr(runners, "start", None)  # there is nothing to begin
+    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
+    monkeypatch.setattr(conditions, "measured", lambda job, changes: seen.append(job.cell.label) or {"top1": 0.5})
+    assert main(command(tmp_path)) == 0
+    assert seen == [*ROWS[:before], *(f"{row}--clean" for row in ROWS[before:])]
+    assert len(kept(tmp_path, CONDITIONS)) == len(ROWS)
 
 
 def test_processes_that_measure_end_with_an_interruption():

@@ -18,6 +18,7 @@ from typing import Any
 from hyperball import data
 from hyperball.data import Dataset
 from hyperball.experiments.broken import leave_out, odd_number
+from hyperball.experiments.failures import out_of_memory, write_down
 from hyperball.experiments.orphans import follow
 from hyperball.experiments.runners import End, Job, reason_of
 from hyperball.experiments.table import Experiment
@@ -39,14 +40,19 @@ def measure_conditions(
 ) -> dict[str, str]:
     """Measure every finished network under the further conditions of its entry, once, in up to `count` processes.
 
-    None is begun after `over`, a time of `time.monotonic`. What went wrong, which ends the tests of one network alone,
-    is returned by the names of cells.
+    None is begun after `over`, a time of `time.monotonic`. Those without memory beside others are measured again, by
+    half as many processes. What went wrong, which ends the tests of one network alone, is returned by the names of
+    cells, and stands in their logs.
     """
     waiting = unmeasured(experiment, jobs)
-    if min(count, len(waiting)) < 2:
+    count = min(count, len(waiting))
+    if count < 2:
         reasons = {job.cell.name: attempted(job, wanted, over) for job, wanted in waiting}
     else:
         reasons = in_processes(waiting, count, over)
+        full = [job for job, _ in waiting if out_of_memory([reasons[job.cell.name]])]
+        if full and time.monotonic() < over:
+            reasons |= in_processes(unmeasured(experiment, full), count // 2, over)
         for job, wanted in waiting:  # a killed process takes the others' work along
             if reasons[job.cell.name] == DIED and time.monotonic() < over:
                 reasons |= in_processes([(job, wanted)], 1, over)
@@ -123,6 +129,7 @@ def attempted(job: Job, conditions: Mapping[str, Changes], over: float = math.in
             found = measured(job, changes)
             write_json(job.folder / CONDITIONS, {**conditions_in(job.folder), name: found})
     except Exception as error:
+        write_down(job.log, error)
         return reason_of(error)
     return ""
 

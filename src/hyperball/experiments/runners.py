@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 
 from hyperball._errors import FAILED, USAGE, exit_code, one_line
 from hyperball.experiments.cell import train_cell
+from hyperball.experiments.failures import Room, first_sentence, length_of, lines_of, out_of_memory, write_down
 from hyperball.experiments.grid import Cell
 from hyperball.experiments.orphans import PRCTL, follow
 from hyperball.training.fields import RecipeError
@@ -32,6 +33,7 @@ GRACE = 25.0  # seconds for saving when the time is up
 PATIENCE = 120.0  # and after Ctrl-C
 WORTH = 60.0  # seconds that are worth beginning a cell which takes longer, as it saves itself
 LATE = "not begun: too little time was left"
+UNTRIED = "there was no memory for it beside others, and no time for another try"
 INTERRUPTIONS = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 SPOKEN = (FAILED, USAGE, *INTERRUPTIONS)  # exit codes of a cell that said in its last line why
 
@@ -111,12 +113,16 @@ def foreign(record: Record, known: Recipe) -> str:
 
 @dataclass(frozen=True)
 class End:
-    """How a job ended: an empty reason is well; one that is `late` was not begun as too little time was left."""
+    """How a job ended: an empty reason is well; one that is `late` was not begun as too little time was left.
+
+    One that is `full` found no memory on its device.
+    """
 
     job: Job
     reason: str = ""
     interrupted: bool = False
     late: bool = False
+    full: bool = False
 
 
 Say = Callable[[str], object]
@@ -124,8 +130,10 @@ Running = tuple[Job, "subprocess.Popen[bytes]"]
 
 
 def reason_of(error: BaseException) -> str:
-    """What went wrong with a cell, in one line."""
-    return one_line(error) if exit_code(error) is not None else f"{type(error).__name__}: {one_line(error)}"
+    """What went wrong with a cell, in one line; of an error that is not ours, its first sentence."""
+    if exit_code(error) is not None:
+        return one_line(error)
+    return first_sentence(f"{type(error).__name__}: {one_line(error)}")
 
 
 def run_local(
@@ -137,6 +145,7 @@ def run_local(
 ) -> list[End]:
     """Up to `count` processes at a time; a crash ends its cell, and those that need it, alone.
 
+    A cell for which the device had no memory beside others is tried again, behind all and beside fewer.
     Ctrl-C, or the end of so many `seconds`, lets every cell save itself. `when_ended` is called as each one ends.
     """
     crew = Crew(list(jobs), count, say, math.inf if seconds is None else time.monotonic() + seconds)
@@ -166,6 +175,11 @@ class Crew:
     since: dict[str, float] = field(default_factory=dict)
     ends: list[End] = field(default_factory=list)
     shortest: float = math.inf
+    logs: dict[str, int] = field(default_factory=dict)
+    room: Room = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.room = Room(self.count)
 
     @property
     def goes_on(self) -> bool:
@@ -187,21 +201,35 @@ class Crew:
                 self.waiting.remove(job)
                 self.end(End(job, f"it needs {broken[0]}: {failed[broken[0]]}"))
                 continue
-            pending = {other.cell.name for other in (*self.waiting, *(held for held, _ in self.running))}
-            if len(self.running) < self.count and not pending & set(job.needs) and not self.is_late:
+            running = [held.cell.name for held, _ in self.running]
+            pending = {*running, *(other.cell.name for other in self.waiting)}
+            if self.room.has_place(job.cell.name, running) and not pending & set(job.needs) and not self.is_late:
                 self.waiting.remove(job)
-                self.since[job.cell.name] = time.monotonic()
+                self.room.begin(job.cell.name, running)
+                self.since[job.cell.name], self.logs[job.cell.name] = time.monotonic(), length_of(job.log)
                 self.running.append((job, start(job, self.count)))
 
     def look(self) -> list[Job]:
-        """The jobs whose processes have ended since the last look."""
-        over = [(job, process) for job, process in self.running if process.poll() is not None]
-        for job, process in over:
+        """The jobs that have ended since the last look; one without memory may wait for another try."""
+        known = len(self.ends)
+        for job, process in [held for held in self.running if held[1].poll() is not None]:
             self.running.remove((job, process))
-            self.end(ended(job, process.returncode))
-            if not self.ends[-1].reason:
+            end = ended(job, process.returncode, self.logs[job.cell.name])
+            if end.full and self.room.again(job.cell.name, len(self.running)):
+                self.wait(job)
+                continue
+            self.end(end)
+            if not end.reason:
                 self.shortest = min(self.shortest, time.monotonic() - self.since[job.cell.name])
-        return [job for job, _ in over]
+        return [end.job for end in self.ends[known:]]
+
+    def wait(self, job: Job) -> None:
+        """Another try for a job, behind all others."""
+        self.waiting.append(job)
+        name = job.cell.name
+        beside, most = self.room.beside[name], self.room.most[name]
+        where = f"beside at most {most}" if most else "by itself"
+        self.say(f"{name}: no memory beside {beside} more; it is tried again later, {where}")
 
     def end(self, end: End) -> None:
         self.ends.append(end)
@@ -215,9 +243,10 @@ class Crew:
         elif self.waiting or self.running:
             with shielded():
                 self.say("stopping: every cell saves itself first")
-                self.ends += stop(self.running, grace)
-        reason = LATE if late else "not begun"
-        return [*self.ends, *(End(job, reason, interrupted=True, late=late) for job in self.waiting)]
+                self.ends += stop(self.running, grace, self.logs)
+        reasons = {job.cell.name: LATE if late else "not begun" for job in self.waiting}
+        reasons |= dict.fromkeys(self.room.most, UNTRIED)
+        return [*self.ends, *(End(job, reasons[job.cell.name], interrupted=True, late=late) for job in self.waiting)]
 
 
 def start(job: Job, count: int) -> subprocess.Popen[bytes]:
@@ -250,8 +279,11 @@ def shielded() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def stop(running: Sequence[Running], grace: float) -> list[End]:
-    """Ask every process to save itself; one that has not after so many seconds is killed."""
+def stop(running: Sequence[Running], grace: float, logs: Mapping[str, int]) -> list[End]:
+    """Ask every process to save itself; one that has not after so many seconds is killed.
+
+    `logs` are the lengths of logs when the processes began.
+    """
     for _, process in running:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -264,29 +296,24 @@ def stop(running: Sequence[Running], grace: float) -> list[End]:
             process.kill()
             process.wait()
             code = -signal.SIGTERM
-        ends.append(ended(job, 128 + signal.SIGTERM if code == -signal.SIGTERM else code))
+        ends.append(ended(job, 128 + signal.SIGTERM if code == -signal.SIGTERM else code, logs[job.cell.name]))
     return ends
 
 
-def ended(job: Job, code: int) -> End:
-    """How a job ended, by its exit code and, where it refused or failed, the last line of its log."""
+def ended(job: Job, code: int, since: int = 0) -> End:
+    """How a job ended, by its exit code and, where it refused or failed, a line of its log behind `since` bytes."""
     if code == 0:
         return End(job, job.missing())
     name = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    last = last_line(job.log)
+    asked = code in INTERRUPTIONS
+    lines = lines_of(job.log, since)
+    full = "" if asked else out_of_memory(lines)
+    last = full or (lines[-1][:300] if lines else "")
+    if full or code not in (USAGE, *INTERRUPTIONS):
+        last = first_sentence(last)
     if last and code not in SPOKEN:
         last = f"{last} ({name})"
-    return End(job, last or name, code in INTERRUPTIONS)
-
-
-def last_line(path: Path) -> str:
-    """The last line that says something of a log, at most 300 characters."""
-    try:
-        text = path.read_bytes()[-4000:].decode("utf-8", errors="replace")
-    except OSError:
-        return ""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return lines[-1][:300] if lines else ""
+    return End(job, last or name, asked, full=bool(full))
 
 
 def told(end: End, number: int, total: int) -> str:
@@ -339,5 +366,6 @@ def run_task(job: Job) -> str:
     try:
         train_cell(job.cell.recipe, job.folder, job.data_root, job.accelerator)
     except Exception as error:
+        write_down(job.log, error)
         return reason_of(error)
     return ""

@@ -16,14 +16,18 @@ from hyperball.data.augment import to_float
 from hyperball.training.engine import Decision, Engine
 from hyperball.training.files import first_line
 from hyperball.training.metrics import Metrics, measure
+from hyperball.training.sections import LogConfig
 
 MOST_BYTES = 2**30  # of image files that are decoded once and held on the device
+MOST_MAP = 2**28  # bytes of a network's largest map of one batch, unless a recipe asks for another batch
+FEW = 2  # samples that its maps are measured with
 
 
 class Evaluator:
     """Runs a network over a split in batches of one shape, each process its share, on one GPU as a CUDA graph.
 
-    Image files that fit are decoded once; others are streamed every time.
+    Image files that fit are decoded once; others are streamed every time. A `batch_size` that is the default of
+    recipes is the most: the first evaluation makes it smaller where the network's maps are large.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class Evaluator:
         self.options = options or {}
         self.split = decoded(dataset.test, **self.options)
         self.batch_size = max(1, min(batch_size, -(-len(self.split) // engine.world_size)))
+        self.fitted = batch_size != LogConfig.evaluation_batch
         self.format = torch.channels_last if engine.device.type == "cuda" else torch.contiguous_format
         self.graph: torch.cuda.CUDAGraph | None = None
         if isinstance(self.split, Samples):
@@ -51,11 +56,33 @@ class Evaluator:
         mode = self.network.training
         self.network.eval()
         try:
+            if not self.fitted:
+                self.fit()
             if isinstance(self.split, Files):
                 return self.streamed(self.split)
             return self.resident()
         finally:
             self.network.train(mode)
+
+    def fit(self) -> None:
+        """The largest batch 2^k whose largest map has at most `MOST_MAP` bytes, where that is less than asked for."""
+        self.fitted = True
+        few = self.few()
+        benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # one batch is all there is
+        try:
+            size = largest_map(self.network, lambda: self.run(few))
+        finally:
+            torch.backends.cudnn.benchmark = benchmark
+        self.batch_size = min(self.batch_size, power_below(MOST_MAP * len(few) // max(size, 1)))
+        if isinstance(self.split, Samples):
+            self.index = self.index[: self.batch_size].clone()
+
+    def few(self) -> Tensor:
+        """A few inputs such as the network is given."""
+        if isinstance(self.split, Samples):
+            return to_float(self.samples.inputs[:FEW])
+        side = int(self.options.get("size", 224))
+        return torch.zeros(FEW, 3, side, side, device=self.engine.device)
 
     def resident(self) -> tuple[Tensor, Tensor]:
         """This process's share of the batches; then all of them together."""
@@ -116,6 +143,28 @@ def decoded(split: Samples | Files, size: int = 224, workers: int = 4) -> Sample
     if not isinstance(split, Files) or 3 * size**2 * len(split) > MOST_BYTES:
         return split
     return data.decode(split, size, shorter=data.shorter_side(size), workers=workers)
+
+
+def largest_map(network: nn.Module, work: Callable[[], object]) -> int:
+    """The bytes of the largest tensor that a module of a network gives during some work."""
+    sizes = [0]
+
+    def note(module: nn.Module, given: Any, made: Any) -> None:
+        found = made if isinstance(made, tuple | list) else (made,)
+        sizes.extend(tensor.nbytes for tensor in found if isinstance(tensor, Tensor))
+
+    handles = [module.register_forward_hook(note) for module in network.modules()]
+    try:
+        work()
+    finally:
+        for handle in handles:
+            handle.remove()
+    return max(sizes)
+
+
+def power_below(number: int) -> int:
+    """The largest 2^k ≤ number, at least 1."""
+    return 1 << max(number.bit_length() - 1, 0)
 
 
 def precise_logits(network: nn.Module, inputs: Tensor, autocast: Callable[[], AbstractContextManager[Any]]) -> Tensor:

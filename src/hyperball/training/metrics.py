@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 BINS = 15
+SCORES = 2**24  # that are ranked at once: a dozen tensors of so many 8-byte numbers
 FIRST = 6  # the published average precision covers the first six classes alone
 
 
@@ -76,8 +77,16 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -
 
 def average_precisions(scores: Tensor, labels: Tensor) -> Tensor:
     """AP = Σ (R_i − R_{i−1})·P_i per class against the rest, samples of one score counted together; NaN without any."""
+    classes = torch.arange(scores.shape[1], device=scores.device)
+    at_once = max(1, SCORES // max(1, len(scores)))
+    parts = zip(scores.split(at_once, 1), classes.split(at_once), strict=True)
+    return torch.cat([precisions_of(some, labels[:, None] == own) for some, own in parts])
+
+
+def precisions_of(scores: Tensor, belongs: Tensor) -> Tensor:
+    """The average precision of scores [N, K] of what `belongs` to each of K classes."""
     ranked, order = scores.nan_to_num(nan=-torch.inf).sort(dim=0, descending=True)
-    positive = (labels[:, None] == torch.arange(scores.shape[1], device=scores.device)).gather(0, order)
+    positive = belongs.gather(0, order)
     hits = positive.cumsum(0).double()
     count = torch.arange(1, len(scores) + 1, device=scores.device, dtype=torch.float64)[:, None]
     ends = torch.ones_like(positive)

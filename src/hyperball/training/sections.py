@@ -339,7 +339,8 @@ class LogConfig(Section):
 
     Args:
         checkpoint_steps: save every so many steps too.
-        evaluation_batch: samples of one batch of an evaluation.
+        evaluation_batch: samples of one batch of an evaluation; the default is the most, and fewer are taken where the
+            maps of a network are large.
         norms: with the losses, lengths of filters and of their gradients in the latest step.
     """
 
