@@ -193,13 +193,18 @@ def test_normalization_is_inside_of_the_network() -> None:
 
 
 @pytest.mark.slow
-def test_a_compiled_run_on_a_cpu_stays_near_the_eager_one(tmp_path: Path) -> None:
-    changes = {**DECOUPLED, "epochs": 1}
+@pytest.mark.parametrize("operator", [DECOUPLED, {"model.magnitude": "linear"}], ids=["tanh", "linear"])
+def test_a_compiled_run_on_a_cpu_stays_near_the_eager_one(operator: dict[str, Any], tmp_path: Path) -> None:
+    changes = {**operator, "epochs": 1}
     record = run(tmp_path / "compiled", {**changes, "engine.compile": True})
     run(tmp_path / "eager", changes)
     assert record.engine["compiled"], record.engine
     assert "errors of gradients: compiled" in record.engine["compiled_why"]
     assert losses(tmp_path / "compiled")[:3] == pytest.approx(losses(tmp_path / "eager")[:3], rel=1e-4)
+    ours, theirs = weights(tmp_path / "compiled"), weights(tmp_path / "eager")
+    counts = [key for key in theirs if key.endswith("num_batches_tracked")]
+    assert counts
+    assert all(torch.equal(ours[key], theirs[key]) for key in counts)
 
 
 @pytest.mark.slow

@@ -25,6 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "regularizers.weighted_gradients": "update", "schedule.name": "cosine", "schedule.warmup": 0.5,
     },
     "adversarial": {"adversarial.method": "fast"},
+    "linear, smoothed": {"model.magnitude": "linear", "regularizers.label_smoothing": 0.1},
 }  # fmt: skip
 
 
@@ -70,7 +71,7 @@ def test_a_step_that_cannot_be_captured_goes_on_eagerly(
     def body(self: Step) -> None:
         plain(self)
         if torch.cuda.is_current_stream_capturing():
-            float(self.sums.sum())  # reads back from the device, which no graph can
+            float(self.ledger.sums.sum())  # reads back from the device, which no graph can
 
     monkeypatch.setattr(Step, "body", body)
     found, engine = losses(tmp_path / "found", changes)
@@ -79,7 +80,7 @@ def test_a_step_that_cannot_be_captured_goes_on_eagerly(
     assert found == eager
 
 
-@pytest.mark.parametrize("name", ["plain", "decoupled"])
+@pytest.mark.parametrize("name", ["plain", "decoupled", "linear, smoothed"])
 def test_a_compiled_and_captured_run_stays_near_the_eager_one(name: str, tmp_path: Path) -> None:
     eager, _ = losses(tmp_path / "eager", {**VARIANTS[name], "engine.capture": False, "engine.compile": False})
     ours, engine = losses(tmp_path / "ours", {**VARIANTS[name], "engine.compile": True})

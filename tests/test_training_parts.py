@@ -235,6 +235,16 @@ def test_average_precision_is_scikit_learns(ties: bool) -> None:
     assert average_precisions(logits, labels).tolist() == pytest.approx(expected, rel=1e-9)
 
 
+@pytest.mark.parametrize("classes", [1, 3, 7])
+def test_average_precision_of_a_few_classes_at_a_time_is_that_of_all(
+    classes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logits, labels = predictions(ties=True)
+    together = average_precisions(logits, labels)
+    monkeypatch.setattr("hyperball.training.metrics.SCORES", classes * len(logits))
+    assert average_precisions(logits, labels).tolist() == pytest.approx(together.tolist(), rel=1e-12)
+
+
 def test_metrics_are_torchmetrics() -> None:
     functional = pytest.importorskip("torchmetrics.functional.classification")
     logits, labels = predictions(ties=False)
@@ -325,6 +335,14 @@ def test_a_spoiled_parameter_is_the_first_offender() -> None:
         ({"steps": 42_500}, "cuda", 1, True, True),
         ({"steps": 100}, "cuda", 1, False, True),
         ({"steps": 42_500, "model.magnitude": "tanh"}, "cuda", 1, False, True),
+        ({"steps": 42_500, "model.magnitude": "linear"}, "cuda", 1, True, True),
+        ({"steps": 42_500, "model.magnitude": "linear", "model.weighting": "linear"}, "cuda", 1, True, True),
+        ({"steps": 42_500, "model.magnitude": "linear", "model.angular": "sigmoid"}, "cuda", 1, False, True),
+        ({"steps": 42_500, "model.magnitude": "tanh", "model.weighting": "split"}, "cuda", 1, True, True),
+        ({"steps": 42_500, "model.magnitude": "tanh + ball"}, "cuda", 1, True, True),
+        ({"steps": 100, "model.magnitude": "linear"}, "cuda", 1, False, True),
+        ({"steps": 42_500, "model.magnitude": "linear"}, "cpu", 1, False, False),
+        ({"steps": 42_500, "model.magnitude": "linear"}, "cuda", 2, False, False),
         ({}, "cuda", 2, False, False),
         ({"engine.compile": True}, "cpu", 1, True, False),
         ({"engine.compile": False}, "cuda", 1, False, True),

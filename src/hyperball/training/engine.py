@@ -11,8 +11,13 @@ from typing import Any
 
 import torch
 
+from hyperball import angular as angular_table
+from hyperball import radial as radial_table
+from hyperball.functional.decoupled import needs_norm
+from hyperball.kernels import dispatch
 from hyperball.training.fields import RecipeError
 from hyperball.training.recipe import Recipe
+from hyperball.training.sections import ModelConfig
 
 WORTH_COMPILING = 2_000  # steps; compilation takes half a minute or more
 ACCELERATORS = ("auto", "cpu", "cuda")
@@ -137,7 +142,10 @@ def settings(recipe: Recipe) -> Iterator[None]:
 
 
 def decide_compile(recipe: Recipe, device_type: str, world_size: int, steps: int) -> Decision:
-    """Whether the network is compiled: by default a plain one on one GPU, for runs long enough for it to pay."""
+    """Whether the network is compiled: by default on one GPU, for runs long enough for it to pay.
+
+    There it is a plain one, or one whose decoupled layers have no kernels of their own.
+    """
     asked = recipe.engine.compile
     if asked is False:
         return Decision(False, "engine.compile is false")
@@ -147,13 +155,27 @@ def decide_compile(recipe: Recipe, device_type: str, world_size: int, steps: int
         return Decision(False, "on a CPU eager is the default; engine.compile=true compiles")
     if world_size > 1:
         return Decision(False, "with several devices eager is the default; engine.compile=true compiles")
-    if recipe.model.magnitude is not None:
+    operator = torch_operator(recipe.model)
+    if recipe.model.magnitude is not None and not operator:
         return Decision(
             False, "decoupled layers run in fused kernels of their own; engine.compile=true compiles the rest"
         )
     if steps < WORTH_COMPILING:
         return Decision(False, f"{steps} steps end before compilation would pay; engine.compile=true compiles")
-    return Decision(True, "one GPU")
+    why = f"; decoupled layers run in torch's operations, which compilation fuses ({operator})" if operator else ""
+    return Decision(True, f"one GPU{why}")
+
+
+def torch_operator(model: ModelConfig) -> str:
+    """Why decoupled layers run in torch's operations on a GPU, if they do; functions of a user's own say nothing."""
+    if model.magnitude is None:
+        return ""
+    magnitude, angular = radial_table.parse(model.magnitude), angular_table.parse(model.angular)
+    if any(term.row.composed for term in (*magnitude.terms, angular)):
+        return ""
+    if not needs_norm(magnitude, angular, model.weighting):
+        return "a linear magnitude with cosine needs no patch norm"
+    return dispatch.refusal(magnitude, angular, model.weighting)
 
 
 def decide_capture(recipe: Recipe, device_type: str, world_size: int, streamed: bool) -> Decision:

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperball.attacks import fast_fgsm, fgsm, pgd, trades_loss
 from hyperball.optim import orthogonality
 from hyperball.training.recipe import Recipe
+from hyperball.training.smoothing import cross_entropy
 
 Forward = Callable[[Tensor], Tensor]
 
@@ -109,5 +109,5 @@ class Objective:
         return run
 
     def cross_entropy(self, logits: Tensor, y: Tensor) -> Tensor:
-        """−Σ q log p with q = (1 − s)·onehot + s/K, in float32."""
-        return F.cross_entropy(logits.float(), y, label_smoothing=self.regularizers.label_smoothing)
+        """−Σ q log p with q = (1 − s)·onehot + s/K, in float32 at least."""
+        return cross_entropy(logits, y, self.regularizers.label_smoothing)

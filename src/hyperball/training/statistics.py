@@ -1,4 +1,4 @@
-"""Running statistics that begin at those of the first batch, in place of mean 0 and variance 1.
+"""Running statistics that begin at those of the first batch, in place of mean 0 and variance 1; counts of batches.
 
 What a decoupled layer gives has a variance far below 1, so that with torch's start an evaluation after a few dozen
 steps would measure how slowly the running variance forgets, and not the network.
@@ -6,7 +6,8 @@ steps would measure how slowly the running variance forgets, and not the network
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 RUNNING = ("running_mean", "running_var")
+COUNT = "num_batches_tracked"
+COUNTING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @torch.no_grad()
@@ -35,3 +38,31 @@ def begin_at_first_batch(network: nn.Module, forward: Callable[[], Any]) -> bool
         if id(buffer) not in fresh:
             buffer.copy_(kept[id(buffer)])
     return bool(layers)
+
+
+class Counts:
+    """The counts of batches of BatchNorm layers, raised together: one launch in place of one a layer.
+
+    They are those of layers that `run()` counts one batch for, and that read no count: a momentum of None does.
+    """
+
+    def __init__(self, network: nn.Module, run: Callable[[], Any]) -> None:
+        layers = [module for module in network.modules() if type(module) in COUNTING and module.momentum is not None]
+        before = {layer: getattr(layer, COUNT) for layer in layers if getattr(layer, COUNT) is not None}
+        before = {layer: int(count) for layer, count in before.items()}
+        run()
+        self.layers = [layer for layer, count in before.items() if int(getattr(layer, COUNT)) == count + 1]
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Layers do not count in this block, at whose end they have counted one batch."""
+        counts = [getattr(layer, COUNT) for layer in self.layers]
+        for layer in self.layers:
+            setattr(layer, COUNT, None)
+        try:
+            yield
+        finally:
+            for layer, count in zip(self.layers, counts, strict=True):
+                setattr(layer, COUNT, count)
+        if counts:
+            torch._foreach_add_(counts, 1)

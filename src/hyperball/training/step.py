@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,12 +17,14 @@ from hyperball import graphs
 from hyperball.convert import Homotopy
 from hyperball.optim import WeightedGradients
 from hyperball.training.average import Average
-from hyperball.training.engine import Decision, Engine
+from hyperball.training.engine import Decision, Engine, torch_operator
 from hyperball.training.files import first_line
+from hyperball.training.ledger import Ledger
 from hyperball.training.objective import Forward, Objective
 from hyperball.training.offender import NonFiniteError, all_finite, first_offender
 from hyperball.training.recipe import Recipe
 from hyperball.training.sets import Feed
+from hyperball.training.statistics import Counts
 
 WARMUPS = 3
 AGREEMENT = 1e-2  # a compiled gradient may be this far from the exact one, or twice as far as the eager one is
@@ -60,22 +64,25 @@ class Step:
         self.compiled, self.captured = compiled, captured
         device = engine.device
         self.on_gpu = device.type == "cuda"
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # loss, hits, samples
-        self.steps = 0
-        self.counter = torch.zeros((), dtype=torch.int64, device=device)
-        self.bad = torch.full((), -1, dtype=torch.int64, device=device)
+        on_device = [torch.cuda.default_generators[device.index or 0]] if self.on_gpu else []
+        self.generators = [torch.default_generator, *on_device]
+        self.ledger = Ledger(parts.feed.batch_size, device)
+        self.one = torch.ones((), device=device)  # the gradient of the loss, which torch would fill anew at every step
+        self.done = 0  # steps of the run
+        self.steps, self.samples = 0, 0.0  # since the last report; samples of all processes
         self.graph: torch.cuda.CUDAGraph | None = None
         self.pending = True
+        self.counts: Counts | None = None
         self.forward = parts.forward
         self.format = torch.channels_last if self.on_gpu and recipe.engine.channels_last else torch.contiguous_format
         if self.on_gpu and recipe.precision != "fp16":
             # Fused optimizers leave everything as it is where this flag is one.
             inner: Any = parts.inner
-            inner.grad_scale, inner.found_inf = None, torch.zeros((), device=device)
+            inner.grad_scale, inner.found_inf = None, self.ledger.broken
 
     def start_from(self, step: int) -> None:
         """Count from this step on."""
-        self.counter.fill_(step)
+        self.done = step
 
     @property
     def is_due(self) -> bool:
@@ -97,15 +104,17 @@ class Step:
             self.parts.average.before(step)
 
     def seed(self, step: int) -> None:
+        """What torch.manual_seed does for the devices here; it asks after those of every kind, at every step."""
         world = self.engine.world_size
-        torch.manual_seed((self.recipe.seed * 0x9E3779B1 + step * world + self.engine.rank) % 2**63)
+        number = (self.recipe.seed * 0x9E3779B1 + step * world + self.engine.rank) % 2**63
+        for generator in self.generators:
+            generator.manual_seed(number)
 
     def __call__(self, epoch: int, index: int, step: int) -> None:
         """The step-th step of the run, the index-th of its epoch."""
         self.place(epoch, index, step)
         if self.is_due:
             self.prepare()
-            self.counter.fill_(step)
             self.seed(step)
         if self.graph is not None:
             self.graph.replay()
@@ -115,7 +124,9 @@ class Step:
             act()
         if self.parts.homotopy is not None and not self.parts.homotopy.done:
             self.parts.homotopy.step()
+        self.done += 1
         self.steps += 1
+        self.samples += self.recipe.batch_size
 
     def body(self) -> None:
         """Batch, loss, gradient, update, average: device work alone."""
@@ -124,7 +135,7 @@ class Step:
         parts.inner.zero_grad(set_to_none=True)
         loss, logits = self.loss(self.forward, inputs, labels)
         self.guard(loss.detach())
-        self.engine.fabric.backward(loss)
+        self.engine.fabric.backward(loss, self.one)
         if parts.weighted is not None:
             parts.weighted.scale_gradients()
         if self.recipe.regularizers.clip_norm is not None:
@@ -132,14 +143,15 @@ class Step:
         parts.optimizer.step()
         if parts.average is not None:
             parts.average.update()
-        self.count(loss.detach(), logits.detach(), labels)
+        self.ledger.add(loss.detach(), logits.detach(), labels)
 
     def batch(self) -> tuple[Tensor, Tensor]:
         inputs, labels = self.parts.feed.take()
         return (inputs.contiguous(memory_format=self.format) if inputs.dim() == 4 else inputs), labels
 
     def loss(self, forward: Forward, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        with self.engine.fabric.autocast():
+        counting = nullcontext() if self.counts is None else self.counts.together()
+        with counting, self.engine.fabric.autocast():
             return self.parts.objective(forward, inputs, labels)
 
     def clip(self, norm: float) -> None:
@@ -150,53 +162,43 @@ class Step:
             torch.nn.utils.clip_grad_norm_(parts.network.parameters(), norm)
 
     def guard(self, loss: Tensor) -> None:
-        """Note the first step whose loss is not finite on any process; on a CPU, stop at once."""
+        """Stop updates where the loss is not finite on any process; on a CPU, stop at once."""
         if self.engine.world_size > 1:
             loss = loss.clone()
             torch.distributed.all_reduce(loss)
-        if not self.on_gpu and not bool(torch.isfinite(loss)):
-            self.bad.copy_(self.counter)
-            self.explain()
-        broken = ~torch.isfinite(loss) & (self.bad < 0)
-        self.bad.copy_(torch.where(broken, self.counter, self.bad))
-        if self.on_gpu and self.recipe.precision != "fp16":
-            found: Tensor = self.parts.inner.found_inf  # type: ignore[attr-defined]
-            found.copy_(self.bad >= 0)
-        self.counter.add_(1)
-
-    def count(self, loss: Tensor, logits: Tensor, labels: Tensor) -> None:
-        hits = (logits.argmax(1) == labels).sum()
-        self.sums += torch.stack([loss.double(), hits.double(), torch.full_like(hits, len(labels)).double()])
+        if self.on_gpu:
+            self.ledger.watch(loss)
+        elif not math.isfinite(loss.item()):
+            self.explain(self.done)
 
     def tally(self) -> tuple[float, float]:
         """Mean loss and accuracy since the last call, over all processes; raises where a loss was not finite."""
         self.settle()
-        sums = self.sums if self.engine.world_size == 1 else self.engine.fabric.all_reduce(self.sums, reduce_op="sum")
-        loss, hits, samples = sums.tolist()
-        steps, self.steps = self.steps * self.engine.world_size, 0
-        self.sums.zero_()
+        loss, hits, samples, steps = self.interval()
+        self.ledger.begin()
+        self.steps, self.samples = 0, 0.0
         return loss / max(steps, 1), hits / max(samples, 1)
 
     def interval(self) -> list[float]:
         """Loss, hits and samples since the last report, over all processes, and the steps of each."""
-        sums = self.sums.clone()
+        totals = self.ledger.totals()
         if self.engine.world_size > 1:
-            sums = self.engine.fabric.all_reduce(sums, reduce_op="sum")
-        return [*sums.tolist(), self.steps * self.engine.world_size]
+            totals = self.engine.fabric.all_reduce(totals, reduce_op="sum")
+        return [*totals.tolist(), self.samples, self.steps * self.engine.world_size]
 
     def load_interval(self, held: list[float]) -> None:
         """Go on with an interval that was begun, by as many processes as there were."""
-        loss, hits, samples, steps = held
+        loss, hits, self.samples, steps = held
         world = self.engine.world_size
         self.steps = round(steps / world)
         if self.engine.is_first and steps:
-            loss *= self.steps * world / steps
-            self.sums.copy_(torch.tensor([loss, hits, samples], dtype=self.sums.dtype))
+            self.ledger.begin(loss * self.steps * world / steps, hits)
 
     def settle(self) -> None:
         """Raise where a loss since the last report was not finite, so that no spoiled weights are saved."""
-        if int(self.bad) >= 0:
-            self.explain()
+        late = self.ledger.late
+        if late:
+            self.explain(self.done - late)
 
     @torch.no_grad()
     def verify(self, step: int) -> None:
@@ -240,9 +242,8 @@ class Step:
         if scaler is not None and state:
             scaler.load_state_dict(state)
 
-    def explain(self) -> None:
+    def explain(self, step: int) -> None:
         """Repeat the step of the first loss that was not finite, layer by layer, and raise."""
-        step = int(self.bad)
         length = len(self.parts.feed)
         self.place(step // length, step % length, step)
         inputs, labels = self.batch()
@@ -253,15 +254,18 @@ class Step:
     def prepare(self) -> None:
         """Compile, warm up and capture, falling back with a recorded reason; weights and state stay as they were."""
         self.pending = False
-        snapshot, sums = Snapshot(self.parts), self.sums.clone()
+        snapshot, sums = Snapshot(self.parts), self.ledger.state()
+        fused = self.recipe.model.magnitude is not None and not torch_operator(self.recipe.model)
+        if self.engine.world_size == 1 and not fused:  # fused kernels count by the way
+            self.counts = Counts(self.parts.network, lambda: self.loss(self.forward, *self.batch()))
+            snapshot.restore()
         if self.compiled.on:
             self.compiled = self.try_compile()
             snapshot.restore()
         if self.captured.on:
             self.captured = self.try_capture()
             snapshot.restore()
-        self.sums.copy_(sums)
-        self.bad.fill_(-1)
+        self.ledger.restore(sums)
 
     def try_compile(self) -> Decision:
         """Use the compiled network if it gives the eager one's gradients."""
