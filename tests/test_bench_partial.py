@@ -259,6 +259,17 @@ def test_a_section_that_is_measured_to_its_end_keeps_nothing_of_earlier_runs(cap
     assert "earlier" not in json.loads((tmp_path / "x.json").read_text())["sections"]["conv"]
 
 
+def test_a_section_in_one_dtype_leaves_rows_of_others(capsys, offered, monkeypatch, tmp_path):
+    offered()
+    assert call(capsys, *QUICKLY)[0] == 0
+    narrow = [replace(tiny(name), dtype="bf16") for name in NAMES]
+    monkeypatch.setattr(conv, "cases", lambda setting: narrow)
+    assert call(capsys, *QUICKLY, "--dtype", "bf16")[0] == 0
+    assert sorted((row.case, row.dtype) for row in held(tmp_path).rows) == sorted(
+        (name, dtype) for name in NAMES for dtype in ("fp32", "bf16")
+    )
+
+
 def test_cases_are_measured_in_pieces(capsys, offered, tmp_path):
     pieces = {"2026-01-01": "FIRST", "2026-02-02": "second", "2026-03-03": "third"}
     missing = []

@@ -102,7 +102,7 @@ def test_what_was_stopped_is_not_out_of_memory(tmp_path):
     assert (end.full, end.interrupted) == (False, True)
 
 
-def test_a_cell_without_memory_runs_beside_half_as_many_at_every_try():
+def test_a_cell_without_memory_runs_beside_half_as_many_and_at_last_alone():
     room = Room(16)
     names = [f"cell {number}" for number in range(16)]
     for at, name in enumerate(names):
@@ -117,9 +117,11 @@ def test_a_cell_without_memory_runs_beside_half_as_many_at_every_try():
     assert not room.has_place("more", ["cell 3", *names[4:11]])
     assert room.has_place("more", ["cell 3", *names[4:10]])
     assert room.again("cell 3", left=7)
-    assert room.most["cell 3"] == 3
-    room.begin("cell 3", names[4:7])
-    assert not room.again("cell 3", left=3)
+    assert room.most["cell 3"] == 0
+    assert not room.has_place("cell 3", names[4:5])
+    room.begin("cell 3", [])
+    assert not room.has_place("more", ["cell 3"])
+    assert not room.again("cell 3", left=0)
 
 
 def test_a_cell_that_had_the_device_for_itself_is_not_tried_again():

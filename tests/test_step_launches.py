@@ -174,7 +174,10 @@ def test_an_interval_that_is_loaded_goes_on_as_if_it_had_not_ended(step: Step) -
 
 def test_an_interval_of_two_processes_is_continued_by_one(step: Step) -> None:
     step.load_interval([12.0, 24.0, 3.0 * BATCH, 6])  # three steps of two processes, each half a batch
-    assert step.tally() == (2.0, 24 / (3 * BATCH))
+    assert step.interval() == [6.0, 24.0, 3.0 * BATCH, 3]
+    step(0, 0, 0)
+    loss, accuracy = float(step.ledger.loss), float(step.ledger.hits.sum())
+    assert step.tally() == (pytest.approx((6.0 + loss) / 4), (24 + accuracy) / (4 * BATCH))
 
 
 TOLERANCES = {torch.float64: 1e-14, torch.float32: 1e-6, torch.bfloat16: 1e-6, torch.float16: 1e-6}

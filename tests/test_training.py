@@ -192,8 +192,15 @@ def test_normalization_is_inside_of_the_network() -> None:
     assert set(Network(torch.nn.Identity()).state_dict()) == set()
 
 
+LINEAR = {"model.magnitude": "linear"}
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("operator", [DECOUPLED, {"model.magnitude": "linear"}], ids=["tanh", "linear"])
+@pytest.mark.parametrize(
+    "operator",
+    [DECOUPLED, LINEAR, {**LINEAR, "adversarial.method": "fgsm", "adversarial.epsilon": 0.1}],
+    ids=["tanh", "linear", "linear, attacked"],
+)
 def test_a_compiled_run_on_a_cpu_stays_near_the_eager_one(operator: dict[str, Any], tmp_path: Path) -> None:
     changes = {**operator, "epochs": 1}
     record = run(tmp_path / "compiled", {**changes, "engine.compile": True})

@@ -225,6 +225,25 @@ def test_a_batch_that_a_recipe_asks_for_is_taken(cpu, monkeypatch):
     assert (len(fitted.predict()[0]), fitted.batch_size) == (70, 1)
 
 
+def test_no_hook_is_on_the_network_while_its_maps_are_measured(cpu, monkeypatch):
+    network, inputs = some("clouds")
+    measured = []
+    monkeypatch.setattr(evaluation_module, "largest_map", lambda other, work: measured.append(other) or work() is None)
+    evaluator_of(cpu, network, inputs).predict()
+    assert [next(other.parameters()).device.type for other in measured] == ["meta"]
+
+
+def test_the_maps_of_a_network_that_needs_values_are_measured_on_itself(cpu, monkeypatch):
+    class Sized(torch.nn.Linear):
+        def forward(self, x):
+            return super().forward(x[:, 0] * (1.0 if float(x.sum()) > -1e9 else 0.0))
+
+    monkeypatch.setattr(evaluation_module, "MOST_MAP", 16 * 8)
+    evaluator = evaluator_of(cpu, Sized(3, 4).eval(), torch.randn(70, 32, 3))
+    assert len(evaluator.predict()[0]) == 70
+    assert evaluator.batch_size == 8
+
+
 def test_the_batches_of_small_images_stay_as_they_are(cpu):
     network, _ = some("images")
     evaluator = evaluator_of(cpu, network, torch.zeros(600, 1, 8, 8, dtype=torch.uint8))

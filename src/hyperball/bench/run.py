@@ -55,6 +55,7 @@ class Taking:
     section: Section
     before: Section | None
     texts: Sequence[str] = ()
+    one_dtype: bool = False
     done: set[str] = field(default_factory=set)
     why: dict[str, str] = field(default_factory=dict)
     failed: dict[str, str] = field(default_factory=dict)
@@ -77,8 +78,8 @@ class Taking:
         return found
 
     def whole(self) -> Section:
-        """What the record holds: this run's rows alone if all cases are done, else with what earlier runs left."""
-        alone = len(self.done) == len(self.plan.cases)
+        """What the record holds: this run's rows alone if it has all cases of all dtypes, else beside earlier ones."""
+        alone = len(self.done) == len(self.plan.cases) and not self.one_dtype
         held = self.section if alone else records.merged(self.before, self.section)
         fits = getattr(module_of(self.name), "fits", None)
         held.fits = fits(held.rows) if fits else []
@@ -116,7 +117,9 @@ def run(
     try:
         for name, plan in plans.items():
             before = records.read(path).sections.get(name) if path.exists() else None
-            taking = Taking(name, plan, Section(records.conditions(setting, load)), before, cases)
+            taking = Taking(
+                name, plan, Section(records.conditions(setting, load)), before, cases, setting.dtype is not None
+            )
             measure_section(taking, setting, record, path, until, say, show, debug)
             failed |= {f"{name}, {entry}": why for entry, why in taking.failed.items()}
     finally:

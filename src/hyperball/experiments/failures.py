@@ -12,7 +12,9 @@ from pathlib import Path
 LONGEST = 160  # characters of another library's error in one line
 TAIL = 16_000  # bytes of a log that are looked at
 TRIES = 2  # more, of a cell for which there was no memory beside others
-FULL = re.compile(r"OutOfMemoryError|(CUDA|HIP)\b.{0,20}out of memory|(CUBLAS|CUDNN)_STATUS_ALLOC_FAILED")
+FULL = re.compile(
+    r"OutOfMemoryError|(CUDA|HIP)\b.{0,20}out of memory|(CUBLAS|CUDNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"
+)
 SENTENCE = re.compile(r"(?<=\w\w[.!?])\s+(?=[A-Z])")
 
 
@@ -74,13 +76,14 @@ class Room:
             self.beside[each] = max(self.beside.get(each, 0), len(running))
 
     def again(self, name: str, left: int) -> bool:
-        """Whether a cell for which there was no memory is tried again, beside half as many at most.
+        """Whether a cell for which there was no memory is tried again, beside half as many at most; at last alone.
 
         Others begin only while no more run than were `left`, or than it will run with.
         """
         beside, tries = self.beside.get(name, 0), self.tries.get(name, 0)
         if not beside or tries == TRIES:
             return False
-        self.tries[name], self.most[name] = tries + 1, beside // 2
-        self.count = min(self.count, max(left, beside // 2 + 1))
+        fewer = beside // 2
+        self.tries[name], self.most[name] = tries + 1, fewer if tries + 1 < TRIES else 0
+        self.count = min(self.count, max(left, fewer + 1))
         return True

@@ -261,7 +261,7 @@ def start(job: Job, count: int) -> subprocess.Popen[bytes]:
     with job.log.open("ab") as log:
         return subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=follows,
-            env={"OMP_NUM_THREADS": threads, **os.environ},
+            env={"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ},
         )  # fmt: skip
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from typing import Any
 
 import torch
@@ -68,14 +69,24 @@ class Evaluator:
         """The largest batch 2^k whose largest map has at most `MOST_MAP` bytes, where that is less than asked for."""
         self.fitted = True
         few = self.few()
-        benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # one batch is all there is
-        try:
-            size = largest_map(self.network, lambda: self.run(few))
-        finally:
-            torch.backends.cudnn.benchmark = benchmark
+        size = self.map_of(few)
         self.batch_size = min(self.batch_size, power_below(MOST_MAP * len(few) // max(size, 1)))
         if isinstance(self.split, Samples):
             self.index = self.index[: self.batch_size].clone()
+
+    def map_of(self, few: Tensor) -> int:
+        """The bytes in float32 of the largest map for few inputs.
+
+        Hooks would keep blocks from running fused: they are on a copy that computes nothing, if it can be made.
+        """
+        with suppress(Exception):
+            shadow = copy.deepcopy(self.network).to("meta")
+            return largest_map(shadow, lambda: shadow(few.to("meta")))
+        benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # one batch is all there is
+        try:
+            return largest_map(self.network, lambda: self.run(few))
+        finally:
+            torch.backends.cudnn.benchmark = benchmark
 
     def few(self) -> Tensor:
         """A few inputs such as the network is given."""

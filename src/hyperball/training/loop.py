@@ -206,6 +206,7 @@ class Run:
             "deterministic": recipe.deterministic,
             "weights": "last iterate" if recipe.regularizers.ema is None else "moving average of the iterates",
             "best": "chosen on the test set",
+            "evaluation_batch": self.parts.evaluator.batch_size,
             "classifier_in_tests": "tf32" if recipe.precision == "tf32" else "fp32",
             "parameters": self.parameters(),
         }

@@ -320,7 +320,8 @@ class EngineConfig(Section):
     """How the work is done; None means wherever it works, and a run records what was done and why.
 
     Args:
-        compile: torch.compile of the network; None compiles plain ones on one GPU, from 2,000 steps on.
+        compile: torch.compile of the network; None compiles plain ones, and those whose decoupled
+            layers have no kernels of their own, on one GPU, from 2,000 steps on.
         capture: the whole step as one CUDA graph.
         synchronize: statistics of BatchNorm and relative radii over all processes, so that losses equal those of one.
         channels_last: memory format of images on a GPU.

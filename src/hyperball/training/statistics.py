@@ -50,7 +50,8 @@ class Counts:
         layers = [module for module in network.modules() if type(module) in COUNTING and module.momentum is not None]
         before = {layer: getattr(layer, COUNT) for layer in layers if getattr(layer, COUNT) is not None}
         before = {layer: int(count) for layer, count in before.items()}
-        run()
+        if before:
+            run()
         self.layers = [layer for layer, count in before.items() if int(getattr(layer, COUNT)) == count + 1]
 
     @contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -54,8 +54,8 @@ class Parts:
 class Step:
     """Runs steps and counts loss and hits on the device; nothing is read back until `tally`.
 
-    All randomness is a function of (seed, step, process): sample order and augmentation come as indices and random
-    words, written into static memory before a step; dropout and attacks draw from generators that are seeded then.
+    All randomness is a function of (seed, step, process): batches, of (seed, epoch, step), are copied into
+    static memory before a step; dropout and attacks draw from generators that are seeded then.
     A loss that is not finite stops all further updates on the device, so that the weights stay those of that step.
     """
 
@@ -150,9 +150,12 @@ class Step:
         return (inputs.contiguous(memory_format=self.format) if inputs.dim() == 4 else inputs), labels
 
     def loss(self, forward: Forward, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
-        counting = nullcontext() if self.counts is None else self.counts.together()
-        with counting, self.engine.fabric.autocast():
+        with self.counting(), self.engine.fabric.autocast():
             return self.parts.objective(forward, inputs, labels)
+
+    def counting(self) -> AbstractContextManager[None]:
+        """A pass in which layers count their batches together, where they do."""
+        return nullcontext() if self.counts is None else self.counts.together()
 
     def clip(self, norm: float) -> None:
         fabric, parts = self.engine.fabric, self.parts
@@ -190,9 +193,9 @@ class Step:
         """Go on with an interval that was begun, by as many processes as there were."""
         loss, hits, self.samples, steps = held
         world = self.engine.world_size
-        self.steps = round(steps / world)
+        self.steps = round(self.samples / self.recipe.batch_size)
         if self.engine.is_first and steps:
-            self.ledger.begin(loss * self.steps * world / steps, hits)
+            self.ledger.begin(loss * (self.steps * world / steps), hits)
 
     def settle(self) -> None:
         """Raise where a loss since the last report was not finite, so that no spoiled weights are saved."""
@@ -272,11 +275,12 @@ class Step:
         eager = self.forward
         try:
             self.forward = torch.compile(self.forward, dynamic=False)
+            self.gradients(self.forward, attacked=True)  # an attack has a graph of its own
             compiled = self.gradients(self.forward)
         except Exception as failure:
             self.forward = eager
             return Decision(False, f"torch.compile failed: {first_line(failure)}")
-        if draws_randomly(self.parts.network) or self.recipe.adversarial.method != "none":
+        if draws_randomly(self.parts.network):
             return Decision(True, f"{self.compiled.reason}; not compared with eager, which draws other random numbers")
         benchmark, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, False  # one batch is all there is
         exact = self.gradients(eager, exact=True)
@@ -288,12 +292,15 @@ class Step:
             return Decision(False, f"the compiled network computes something else ({found})")
         return Decision(True, f"{self.compiled.reason}; {found}")
 
-    def gradients(self, forward: Forward, exact: bool = False) -> list[Tensor]:
-        """The gradients of one batch, `exact` in float32."""
+    def gradients(self, forward: Forward, exact: bool = False, attacked: bool = False) -> list[Tensor]:
+        """The gradients of the clean cross entropy of one batch, `exact` in float32, or of the recipe's whole loss."""
         inputs, labels = self.batch()
         self.parts.inner.zero_grad(set_to_none=True)
-        loss, _ = self.parts.objective(forward, inputs, labels) if exact else self.loss(forward, inputs, labels)
-        loss.backward()
+        if attacked:
+            self.loss(forward, inputs, labels)[0].backward()
+        else:
+            with self.counting(), nullcontext() if exact else self.engine.fabric.autocast():
+                self.parts.objective.cross_entropy(forward(inputs), labels).backward()
         return [p.grad.clone() for p in self.parts.network.parameters() if p.grad is not None]
 
     def try_capture(self) -> Decision:
