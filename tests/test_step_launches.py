@@ -1,15 +1,14 @@
 """How many operations a training step launches beside its network, and that few of them do the same."""
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from launches import Launches, launches
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 from training_cases import BATCH, noise, small
 
 from hyperball import models
@@ -22,31 +21,7 @@ from hyperball.training.smoothing import cross_entropy
 from hyperball.training.statistics import Counts
 from hyperball.training.step import Step
 
-NO_LAUNCH = {
-    "view", "t", "transpose", "detach", "expand", "unsqueeze", "squeeze", "slice", "select", "as_strided", "permute",
-    "reshape", "_unsafe_view", "alias", "empty", "empty_like", "lift_fresh",
-}  # fmt: skip
 HUGE = torch.finfo(torch.float32).max
-
-
-class Launches(TorchDispatchMode):
-    """Counts the operations that would launch a kernel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = function._schema.name.split("::")[-1]
-        if name not in NO_LAUNCH:
-            self.found[name] += 1
-        return function(*args, **(kwargs or {}))
-
-
-def launches(work: Callable[[], Any]) -> int:
-    with Launches() as counted:
-        work()
-    return sum(counted.found.values())
 
 
 @pytest.fixture

@@ -1,45 +1,19 @@
 """Feeds: batches made many at a time are those of their steps, bit for bit, and leave little to do in a step."""
 
-from collections import Counter
 from collections.abc import Callable
-from typing import Any
 from unittest.mock import Mock
 
 import numpy as np
 import pytest
 import torch
 from data_reference import cloud_reference, image_reference, order_reference, word_reference
-from torch.utils._python_dispatch import TorchDispatchMode
+from launches import launches
 
 from hyperball.data import Augment, Batches, Dataset, Samples
 from hyperball.training import Recipe
 from hyperball.training.sets import ResidentFeed, block_bytes, train_feed
 
-FREE = {
-    "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "empty", "empty_like", "expand", "select",
-    "slice", "unbind", "unsqueeze", "view",
-}  # fmt: skip
 ON_GPU = block_bytes(torch.device("cuda"))
-
-
-class Launches(TorchDispatchMode):
-    """Counts operations that would start a kernel: all but views and memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.names: Counter[str] = Counter()
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        name = func._schema.name.split("::")[-1]
-        if name not in FREE:
-            self.names[name] += 1
-        return func(*args, **(kwargs or {}))
-
-
-def launches(act: Callable[[], Any]) -> int:
-    with Launches() as counter:
-        act()
-    return counter.names.total()
 
 
 def images(n: int, channels: int = 3, height: int = 8, width: int = 8) -> Samples:
