@@ -281,3 +281,36 @@ def test_a_converted_model_in_fused_blocks_equals_its_modules(make, blocks, carr
     same(model, truth, images())
     assert (len(calls), sum(given for given, _ in calls)) == (blocks, carried)
     same(model.eval(), truth.eval(), images())
+
+
+def moved(tensor):
+    return tensor.detach().clone(memory_format=torch.contiguous_format)
+
+
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_tensors_that_hooks_kept_in_another_layout_give_the_same_gradients(layout, calls):
+    torch.manual_seed(0)
+    block = hb.nn.DecoupledConvBNAct(5, 8, 3, padding=1, magnitude="tanh").to(DEVICE).to(memory_format=layout)
+    twin = copy.deepcopy(block).double()
+    x = torch.randn(2, 5, 4, 6, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    found, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(moved, lambda kept: kept):
+        out = block(found)
+    assert calls
+    parameters = list(block.parameters()), list(twin.parameters())
+    ours = torch.autograd.grad(out.square().sum(), [found, *parameters[0]])
+    theirs = torch.autograd.grad(twin(exact).square().sum(), [exact, *parameters[1]])
+    for one, other in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(one.double(), other, rtol=1e-4, atol=1e-4)
+
+
+def test_the_sum_of_the_lengths_that_a_block_gives_has_its_gradient(calls):
+    torch.manual_seed(0)
+    block = hb.nn.DecoupledConvBNAct(5, 8, 3, padding=1, magnitude="tanh", carry=True).to(DEVICE)
+    twin = copy.deepcopy(block).double()
+    x = torch.randn(2, 5, 4, 6, device=DEVICE).contiguous(memory_format=torch.channels_last)
+    found, exact = x.clone().requires_grad_(), x.double().requires_grad_()
+    (ours,) = torch.autograd.grad(block(found)[1].sum(), found)  # its gradient is one number, repeated
+    assert calls
+    (theirs,) = torch.autograd.grad(twin(exact)[1].sum(), exact)
+    torch.testing.assert_close(ours.double(), theirs, rtol=1e-4, atol=1e-4)

@@ -22,6 +22,7 @@ from hyperball.kernels.triton.ops import (
     fake_gradients,
     fake_response,
     frozen,
+    in_strides,
     on_its_device,
     plan_of,
     present,
@@ -96,6 +97,9 @@ def backward(
     """dx, dw, the parameters' gradients, dlengths, BatchNorm's [dγ, dβ, dslope], and the residual's gradient."""
     from hyperball.kernels.triton import launch, passes
 
+    x, y = dense(x), dense(y)  # hooks may have kept them in another layout
+    weight, filters = in_strides(weight, plan.strides), in_strides(filters, plan.filters)
+    dr = None if dr is None else dr.contiguous()
     o = passes.Operands(y, p, passes.pointers(y, n, p, scalars, parameters), plan.rule)
     i = passes.Incoming(v, source, None if held is None else dense(held), r, dr, activation, leak)
     inner, before = passes.reduce(o, i, stats, batch, write)

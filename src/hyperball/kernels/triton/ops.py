@@ -34,6 +34,13 @@ def dense(x: Tensor) -> Tensor:
     return x.contiguous(memory_format=memory_format(x))
 
 
+def in_strides(weight: Tensor, strides: tuple[int, ...]) -> Tensor:
+    """The weight in the layout of a plan, which it has unless hooks have kept it elsewhere."""
+    if weight.stride() == strides:
+        return weight
+    return torch.empty_strided(weight.shape, strides, dtype=weight.dtype, device=weight.device).copy_(weight)
+
+
 def is_whole(weight: Tensor) -> bool:
     """Whether every filter lies in one piece of memory, output channels outermost."""
     return weight.is_contiguous() or (weight.dim() > 2 and weight.is_contiguous(memory_format=memory_format(weight)))
@@ -375,8 +382,7 @@ def all_gradients(
         unit = made[5][0] if plan.code.unit == "running" else None
         dx, dw, *small = twin.gradients(v, x, weight, parameters, unit, gradients.needed, plan.text, *plan.window)
     else:
-        if weight.stride() != plan.strides:
-            weight = torch.empty_strided(weight.shape, plan.strides, dtype=weight.dtype, device=x.device).copy_(weight)
+        weight = in_strides(weight, plan.strides)
         y, *rest = made
         dx, dw, sums = backward(dense(v), dense(x), weight, parameters, dense(y), *rest, plan, gradients)
         small = picked(sums, gradients.picks)
