@@ -4,6 +4,7 @@ import copy
 from pathlib import Path
 
 import case_files
+import offline_ptx
 import pytest
 import torch
 
@@ -77,6 +78,11 @@ def test_explain_says_the_kernel_of_the_layer_s_device(with_triton, monkeypatch)
 
 def test_the_kernels_pass_their_cases_in_the_interpreter():
     case_files.check_in_the_interpreter(CASES)
+
+
+def test_a_kernel_compiles_to_so_few_lines_that_its_first_use_takes_seconds():
+    """A tile whose samples every lane holds again is 35,000 lines and more, which take ptxas minutes."""
+    offline_ptx.check("batch_norm", 4)
 
 
 def channels_last(*shape):

@@ -4,6 +4,7 @@ import ast
 from pathlib import Path
 
 import case_files
+import offline_ptx
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -175,6 +176,10 @@ def test_a_box_of_numbers_is_one_pass_with_and_without_gradients():
 
 def test_the_kernels_pass_their_cases_in_the_interpreter():
     case_files.check_in_the_interpreter(CASES)
+
+
+def test_a_kernel_compiles_to_so_few_lines_that_its_first_use_takes_seconds():
+    offline_ptx.check("rows", 3)
 
 
 @pytest.mark.gpu

@@ -251,6 +251,12 @@ def middle_of(a: tl.tensor, b: tl.tensor, first: tl.tensor, other: tl.tensor, k:
 
 
 @triton.jit
+def apart(value: tl.tensor) -> tl.tensor:
+    """The same numbers by channel, in a layout of their own: that of a tile of ranks would spread to the samples'."""
+    return tl.gather(value, tl.arange(0, value.shape[0]), axis=0)
+
+
+@triton.jit
 def begin(
     P: tl.constexpr, SHAPE: tl.constexpr, x: tl.tensor, data: tl.tensor, c: tl.tensor, beta: tl.tensor,
     LAST: tl.constexpr, SPREAD: tl.constexpr, K: tl.constexpr,
@@ -271,10 +277,11 @@ def begin(
     base = start[None, None, :]
     a = tl.load(x + offset[:, None, None] + base, mask=(first < k) & real[None, None, :], other=0.0).to(tl.float32)
     b = tl.load(x + offset[None, :, None] + base, mask=(other < k) & real[None, None, :], other=0.0).to(tl.float32)
-    m = middle_of(a, b, first, other, k)
-    m = tl.minimum(tl.maximum(m, -GREATEST), GREATEST)
-    about = m[None, None, :]
-    s = 1.4826 * middle_of(tl.abs(a - about), tl.abs(b - about), first, other, k)
+    ranked = middle_of(a, b, first, other, k)
+    ranked = tl.minimum(tl.maximum(ranked, -GREATEST), GREATEST)
+    about = ranked[None, None, :]
+    m = apart(ranked)
+    s = apart(1.4826 * middle_of(tl.abs(a - about), tl.abs(b - about), first, other, k))
     away = tl.where(inside, tl.abs(tile - m[None, :]), 0.0)
     s = tl.where(s > 0.0, s, 1.2533 * tl.sum(away * (1.0 / count), axis=0))
     same = tl.sum(tl.where(inside & (away == 0.0), 1.0, 0.0), axis=0) / count
