@@ -105,6 +105,16 @@ def test_the_quick_scale_of_the_cifar_tables_is_what_its_words_say():
         assert text in quick.reduction.words
 
 
+@pytest.mark.parametrize("scale", ["quick", "quarter", "half"])
+@pytest.mark.parametrize("name", TRAINED)
+def test_a_schedule_is_compressed_once(name, scale):
+    reduced = trained(name).at(scale)
+    assert reduced.at(scale) == reduced
+    for other in {*SCALES} - {scale}:
+        with pytest.raises(ValueError, match=f"which is at {scale}, must be {scale}, got '{other}'"):
+            reduced.at(other)
+
+
 @pytest.mark.parametrize("scale, factor", [("quarter", 4), ("half", 2)])
 def test_a_quarter_and_a_half_compress_the_schedule_and_change_nothing_else(scale, factor):
     for full, short in zip(trained("dcnet-table3").entries, trained("dcnet-table3").at(scale).entries, strict=True):
@@ -222,8 +232,11 @@ def test_cells_are_chosen_by_name_row_column_or_kind():
     assert len(whole.select(["tanh--cosine-relu", "baseline"]).entries) == 3
     assert {entry.kind for entry in whole.select(["ours"]).entries} == {"ours"}
     assert whole.select([]) is whole
-    with pytest.raises(ValueError, match=r"no cell 'tank'; did you mean 'tanh'\?"):
-        whole.select(["tank"])
+    for text in ("tank", "TANH"):
+        with pytest.raises(ValueError, match=rf"no cell '{text}'; did you mean 'tanh'\?"):
+            whole.select([text])
+    with pytest.raises(ValueError, match=r"'123'; known: rows \(baseline; .*columns \(cosine, no relu; .*kinds \(publ"):
+        whole.select(["123"])
 
 
 def test_unknown_tables_are_refused_with_a_suggestion():

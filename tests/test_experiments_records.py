@@ -11,11 +11,12 @@ from experiment_cases import tiny_recipe, tiny_table
 
 from hyperball import data
 from hyperball.experiments.broken import odd_results
-from hyperball.experiments.collecting import collect, seeds_in, write_table
+from hyperball.experiments.collecting import Keeper, collect, seeds_in, write_table
 from hyperball.experiments.conditions import changed_set, conditions_in, measure_conditions
 from hyperball.experiments.drawing import draw
 from hyperball.experiments.reproduce import Follower, annotate, as_data, compare, jobs_of, table
 from hyperball.experiments.table import Entry, Experiment, Reduction
+from hyperball.experiments.tables import trained
 from hyperball.training import Recipe, evaluate, train
 from hyperball.training.record import Record, read_metrics
 
@@ -100,6 +101,18 @@ def test_kept_records_are_small_and_never_written_over(tiny, tmp_path: Path):
     assert (kept / "record.json").read_text() == before
 
 
+@pytest.mark.parametrize("scale", ["quick", "half"])
+@pytest.mark.parametrize("name", ["dcnet-table3", "dcnet-figure4", "architectures", "pooling-outliers"])
+def test_what_was_found_is_kept_at_every_scale_even_where_it_is_nothing(name, scale, tmp_path: Path):
+    found = trained(name).at(scale)
+    Keeper(found, scale, tmp_path / "runs", tmp_path / "kept").keep_all([])
+    for folder in ("runs", "kept"):
+        (table,) = (json.loads(path.read_text()) for path in (tmp_path / folder).glob("*.json"))
+        assert {(number["row"], len(number["values"])) for number in table["numbers"]} == {
+            (entry.row, 0) for entry in found.entries
+        }
+
+
 def test_a_kept_table_counts_the_seeds_that_lie_there(tiny, tmp_path: Path):
     for seed in (0, 4):
         jobs = jobs_of(tiny, [seed], tmp_path / f"runs-{seed}")
@@ -123,6 +136,10 @@ def test_a_cell_that_begins_with_another_is_known_where_its_records_are_kept(tmp
     collect(jobs, tmp_path / "results")
     assert all(job.is_done for job in jobs_of(made, [0], tmp_path / "results"))
     assert "no finished run" in jobs_of(made, [1], tmp_path / "results")[1].missing()
+    kept = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*.json*")}
+    assert not [path for path, content in kept.items() if str(tmp_path).encode() in content]
+    assert collect(jobs, tmp_path / "results") == []
+    assert all(path.read_bytes() == content for path, content in kept.items())
 
 
 def test_pictures_are_drawn_from_finished_runs(tmp_path: Path):

@@ -30,7 +30,8 @@ FROM_RECORDS: tuple[Draw, ...] = (convergence, filter_lengths, learned_radii)  #
 class Keeper:
     """Writes down what the runs of a table in `out` found, and keeps it in `kept` where that is a folder.
 
-    Both may be done at any time and again: as cells end, and when the work ends or is interrupted.
+    Both may be done at any time and again: as cells end, and when the work ends or is interrupted. Folders that cannot
+    be made are refused before the work.
     """
 
     table: Experiment
@@ -38,6 +39,10 @@ class Keeper:
     out: Path
     kept: Path | None
     told: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        for folder in filter(None, (self.out, self.kept)):
+            folder.mkdir(parents=True, exist_ok=True)
 
     def keep_cells(self, jobs: Sequence[Job]) -> None:
         """Say in finished records which cells they are, and keep them."""
@@ -100,9 +105,9 @@ def keep(job: Job, target: Path) -> list[str]:
     said = keep_metrics(job.folder / METRICS, target / METRICS)
     is_new, broken = not (target / RECORD).exists(), damage(target)
     if not (target / RECIPE).exists() or broken or replace(job, folder=target).missing():
-        write_json(target / RECIPE, job.cell.recipe.to_dict())
+        write_json(target / RECIPE, portable(job.cell.recipe.to_dict()))
     if broken:
-        write_bytes(target / RECORD, (job.folder / RECORD).read_bytes())
+        keep_record(job, target)
         said += [] if is_new else [f"replaced {target / RECORD}, which could not be read: {broken}"]
     kept = conditions_in(target)
     measured = {**conditions_in(job.folder), **kept}
@@ -111,6 +116,23 @@ def keep(job: Job, target: Path) -> list[str]:
     if (job.folder / ROBUSTNESS).exists():  # it grows with every attack
         write_bytes(target / ROBUSTNESS, (job.folder / ROBUSTNESS).read_bytes())
     return said
+
+
+def keep_record(job: Job, target: Path) -> None:
+    """Copy the record of a run, without the folder in which the network lay that it begins with."""
+    if job.cell.recipe.start.weights is None:
+        write_bytes(target / RECORD, (job.folder / RECORD).read_bytes())
+        return
+    tree = read_tree(job.folder / RECORD)
+    write_json(target / RECORD, {**tree, "recipe": portable(tree["recipe"])})
+
+
+def portable(recipe: dict[str, Any]) -> dict[str, Any]:
+    """A recipe's tree in which the network that a run begins with is named by its cell and seed, wherever it lay."""
+    start = recipe.get("start") or {}
+    if start.get("weights") is None:
+        return recipe
+    return {**recipe, "start": {**start, "weights": "/".join(Path(start["weights"]).parts[-2:])}}
 
 
 def keep_metrics(source: Path, target: Path) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -14,7 +15,6 @@ from typing import Any, Literal, get_args
 from hyperball.experiments.plan import Attacks
 from hyperball.experiments.protocols import shorter
 from hyperball.experiments.scales import COMPRESSIONS, SCALES, Scale
-from hyperball.rows import nearest
 from hyperball.training.recipe import Recipe
 
 Kind = Literal["published", "control", "ours"]
@@ -95,6 +95,7 @@ class Experiment:
         draws: pictures of the finished runs.
         family: the name that tables with the same runs share; None is the table's own.
         protocol: what the scale "paper" is, where it is not the published schedule.
+        scale: that of the recipes.
     """
 
     name: str
@@ -108,6 +109,7 @@ class Experiment:
     draws: tuple[Draw, ...] = ()
     family: str | None = None
     protocol: str = PUBLISHED
+    scale: Scale = "paper"
 
     def __post_init__(self) -> None:
         names = [entry.name for entry in self.entries]
@@ -116,13 +118,19 @@ class Experiment:
             raise ValueError(f"`entries` of {self.name} has {twice[0]!r} twice")
 
     def at(self, scale: Scale) -> Experiment:
-        """The experiment with every recipe at this scale: as published, its schedule compressed, or reduced."""
+        """The experiment with every recipe at this scale: as published, its schedule compressed, or reduced.
+
+        One that is at the scale stays as it is: a schedule is compressed once.
+        """
         if scale not in SCALES:
             raise ValueError(f"`scale` must be one of {', '.join(SCALES)}, got {scale!r}")
-        if scale == "paper":
+        if scale == self.scale:
             return self
+        if self.scale != "paper":
+            raise ValueError(f"`scale` of {self.name}, which is at {self.scale}, must be {self.scale}, got {scale!r}")
         apply = self.reduction.apply if scale == "quick" else partial(shorter, factor=1 / COMPRESSIONS[scale])
-        return replace(self, entries=tuple(rescaled(entry, scale, apply) for entry in self.entries))
+        entries = tuple(rescaled(entry, scale, apply) for entry in self.entries)
+        return replace(self, entries=entries, scale=scale)
 
     def words(self, scale: Scale) -> str:
         """What a scale makes of the published protocol."""
@@ -148,9 +156,8 @@ class Experiment:
         if not asked:
             return self
         known = {text for entry in self.entries for text in handles(entry)}
-        for text in sorted(asked):
-            if text not in known:
-                raise ValueError(f"{self.name} has no cell {text!r}; {nearest(text, sorted(known))}")
+        for text in sorted(asked - known):
+            raise ValueError(f"{self.name} has no cell {text!r}; {suggestion(text, self.entries)}")
         chosen = [entry for entry in self.entries if handles(entry) & asked]
         needed = {entry.start for entry in chosen}
         return replace(
@@ -170,6 +177,17 @@ def rescaled(entry: Entry, scale: Scale, apply: Callable[[Recipe], Recipe]) -> E
 def handles(entry: Entry) -> set[str]:
     """What `--cells` may call an entry."""
     return {entry.name, entry.row, entry.column, entry.kind}
+
+
+def suggestion(text: str, entries: Sequence[Entry]) -> str:
+    """What `--cells` may have meant: the nearest name in any case, else all rows, columns and kinds."""
+    known = {name.lower(): name for entry in entries for name in sorted(handles(entry))}
+    close = difflib.get_close_matches(text.lower(), known, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean {known[close[0]]!r}?"
+    parts = {name: dict.fromkeys(getattr(entry, name) for entry in entries) for name in ("row", "column", "kind")}
+    told = ", ".join(f"{name}s ({'; '.join(names)})" for name, names in parts.items())
+    return f"known: {told}, and cells such as {entries[0].name}"
 
 
 def slug(text: str) -> str:
