@@ -113,5 +113,5 @@ def test_the_command_takes_over_what_another_table_has_trained(first, tmp_path, 
     assert main(command) == 0
     said = capsys.readouterr().out
     assert f"{job.cell.name}: taken over from {first.folder}" in said
-    assert "1 cells, 1 done before" in said
+    assert "1 cell, 1 done before" in said
     assert Record.read(kept / "other-paper" / job.cell.name).experiment["table"] == "other"

@@ -12,7 +12,7 @@ from hyperball.cli import main
 from hyperball.experiments import runners
 from hyperball.experiments.failures import LONGEST, TRIES, Room, first_sentence, lines_of, out_of_memory, write_down
 from hyperball.experiments.grid import Cell
-from hyperball.experiments.runners import UNTRIED, Job, ended, reason_of, run_local
+from hyperball.experiments.runners import UNSAVED, UNTRIED, Job, ended, reason_of, run_local
 
 PROCESSES = "".join(f" Process {number} has 6.30 GiB memory in use." for number in range(3000, 3016))
 MEMORY = (
@@ -224,7 +224,7 @@ def test_a_try_counts_into_the_time(monkeypatch, tmp_path):
     device, jobs = crew(monkeypatch, tmp_path, 2, 1)
     ends = run_local(jobs, 2, lambda text: None, 70)
     assert device.now <= 71
-    assert [(end.reason, end.interrupted) for end in ends] == [("exit code 143", True), (UNTRIED, True)]
+    assert [(end.reason, end.interrupted) for end in ends] == [(UNSAVED, True), (UNTRIED, True)]
 
 
 @pytest.fixture

@@ -1,6 +1,7 @@
 """`hyperball reproduce`: trains, keeps, resumes, measures times, and writes the tables of the README and the docs."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -58,14 +59,14 @@ def test_a_table_is_trained_kept_and_printed_beside_the_paper(tiny, tmp_path, ca
     assert "old" not in filled
     assert "(50) |\n<!-- /results -->\nb" in filled
     assert main([*command, "--cells", "published"]) == 0
-    assert "1 cells, 1 done before" in capsys.readouterr().out
+    assert "1 cell, 1 done before" in capsys.readouterr().out
 
 
 def test_scales_do_not_share_a_folder(tiny, tmp_path, capsys):
     for scale in ("quick", "quarter"):
         command = ["reproduce", "tiny", "--scale", scale, "--cells", "max", "--out", str(tmp_path), "--dry-run"]
         assert main(command) == 0
-        assert f"1 cells, 0 done before, in {tmp_path / f'tiny-{scale}'}" in capsys.readouterr().out
+        assert f"1 cell, 0 done before, in {tmp_path / f'tiny-{scale}'}" in capsys.readouterr().out
 
 
 def test_a_set_that_is_not_there_is_one_mistake_before_any_cell_is_begun(tmp_path, capsys, monkeypatch):
@@ -77,6 +78,26 @@ def test_a_set_that_is_not_there_is_one_mistake_before_any_cell_is_begun(tmp_pat
     assert main([*command, "--data-root", str(tmp_path)]) == 2
     assert "no cifar10 in" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
+
+
+def test_a_gpu_that_is_not_there_is_one_mistake_before_any_cell_is_begun(tiny, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["reproduce", "tiny", "--out", str(tmp_path / "runs"), "--accelerator", "cuda"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith('must be "cpu" or "auto" where torch finds no GPU, got "cuda"')
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("option", ["--out", "--collect"])
+def test_a_folder_that_cannot_be_made_is_refused_before_any_cell_is_begun(option, tiny, tmp_path, capsys, monkeypatch):
+    cells = FakeCells({})
+    monkeypatch.setattr(runners, "start", cells)
+    (tmp_path / "file").touch()
+    folders = {"--out": tmp_path / "runs", "--collect": tmp_path / "kept", option: tmp_path / "file"}
+    command = ["reproduce", "tiny", *(str(part) for pair in folders.items() for part in pair)]
+    assert main(command) == 2
+    assert capsys.readouterr().err == f"hyperball reproduce: {tmp_path / 'file' / 'tiny-paper'}: Not a directory\n"
+    assert not cells.started
 
 
 def test_several_tables_are_made_one_after_the_other(capsys):
@@ -130,7 +151,8 @@ def test_mistakes_are_said_in_one_line(arguments, message, capsys):
 )
 def test_cells_may_have_commas_in_their_names(cells, count, capsys, tmp_path):
     assert main(["reproduce", "dcnet-table3", "--cells", cells, "--dry-run", "--out", str(tmp_path)]) == 0
-    assert f"{count} cells, 0 done before" in capsys.readouterr().out
+    cells = "1 cell" if count == 1 else f"{count} cells"
+    assert f"{cells}, 0 done before" in capsys.readouterr().out
 
 
 def test_markdown_of_tables_that_are_named_is_theirs(tiny, tmp_path, capsys):
@@ -141,21 +163,22 @@ def test_markdown_of_tables_that_are_named_is_theirs(tiny, tmp_path, capsys):
     assert "| mean | clean | 75.00 |" in printed
 
 
-def test_collecting_a_part_of_a_table_keeps_the_curves_of_the_rest(tiny, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("scale", ["quick", "half"])
+def test_collecting_a_part_of_a_table_keeps_the_curves_of_the_rest(tiny, scale, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(runners, "start", FakeCells({}))
     drawn = replace(tiny, draws=(convergence,))
     monkeypatch.setitem(tables.TABLES, "tiny", lambda: drawn)
     figure = replace(drawn, name="figure", title="A figure", entries=drawn.entries[1:], family="tiny")
     monkeypatch.setitem(tables.TABLES, "figure", lambda: figure)
-    command = ["--scale", "quick", "--accelerator", "cpu", "--collect", str(tmp_path / "results")]
+    command = ["--scale", scale, "--accelerator", "cpu", "--collect", str(tmp_path / "results")]
     for own in (["tiny", "--out", "a"], ["tiny", "--cells", "mean", "--first-seed", "1", "--out", "b"]):
         assert main(["reproduce", *own[:-1], str(tmp_path / own[-1]), *command]) == 0
     assert main(["reproduce", "figure", "--out", str(tmp_path / "a"), *command]) == 0
     for place in ("results", "a"):
-        picture = json.loads((tmp_path / place / "tiny-quick" / "pictures" / "convergence.json").read_text())
+        picture = json.loads((tmp_path / place / f"tiny-{scale}" / "pictures" / "convergence.json").read_text())
         assert [series["name"] for series in picture["series"]] == ["mean, clean", "max, clean"]
     assert ["band" in series for series in picture["series"]] == [False, False]
-    kept = json.loads((tmp_path / "results" / "tiny-quick" / "pictures" / "convergence.json").read_text())
+    kept = json.loads((tmp_path / "results" / f"tiny-{scale}" / "pictures" / "convergence.json").read_text())
     assert ["band" in series for series in kept["series"]] == [True, False]
 
 
@@ -220,6 +243,12 @@ def test_the_tables_of_readme_and_docs_are_what_the_records_say(capsys):
     assert code == 0, capsys.readouterr().out
 
 
+def test_no_record_names_a_folder_of_the_machine_it_was_made_on():
+    absolute = re.compile(r'"(/|[A-Za-z]:\\\\)[^"]{,300}"')  # longer ones are not paths but bits of images
+    records = [path for path in (ROOT / "results").rglob("*.json") if absolute.search(path.read_text())]
+    assert records == []
+
+
 def test_a_stale_file_is_named_and_then_filled(tmp_path, capsys):
     path = tmp_path / "a.md"
     path.write_text("<!-- results: summary -->\nold\n<!-- /results -->\n")
@@ -231,6 +260,33 @@ def test_a_stale_file_is_named_and_then_filled(tmp_path, capsys):
     assert markdown.NOTHING in path.read_text()
 
 
+@pytest.mark.parametrize("ending", ["\n", "\r\n"])
+def test_a_filled_file_keeps_its_line_endings(ending, tmp_path):
+    path = tmp_path / "a.md"
+    lines = ["before", "<!-- results: summary -->", "old", "<!-- /results -->", "ende — gut", ""]
+    path.write_bytes(ending.join(lines).encode())
+    command = ["reproduce", "--markdown", str(tmp_path), "--into", str(path)]
+    assert main(command) == 0
+    expected = [*lines[:2], markdown.NOTHING, *lines[3:]]
+    assert path.read_bytes() == ending.join(expected).encode()
+    assert main([*command, "--check"]) == 0
+
+
+def test_a_file_that_is_no_text_is_refused(tmp_path, capsys):
+    path = tmp_path / "a.md"
+    path.write_bytes(b"caf\xe9\n")
+    assert main(["reproduce", "--markdown", str(tmp_path), "--into", str(path)]) == 2
+    assert "must be a text in UTF-8: byte 3 is not" in capsys.readouterr().err
+    assert path.read_bytes() == b"caf\xe9\n"
+
+
+def test_cells_are_looked_for_in_every_table_before_any_is_trained(tmp_path, capsys):
+    command = ["reproduce", "dcnet-table3", "dcnet-table7", "--cells", "seg", "--out", str(tmp_path / "runs")]
+    assert main(command) == 2
+    assert "dcnet-table7 has no cell 'seg'" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
+
+
 @pytest.mark.parametrize(
     "text, message",
     [
@@ -238,10 +294,11 @@ def test_a_stale_file_is_named_and_then_filled(tmp_path, capsys):
         ("<!-- results: summary -->\n<!-- results: dcnet-table3 -->\n<!-- /results -->\n", "2 that begin, 1 that end"),
         ("<!-- results: summary -->\n<!-- /results -->\n<!-- /results -->\n", "1 that begin, 2 that end"),
         ("<!-- results: sum mary -->\n<!-- /results -->\n", "and 0 pairs"),
+        ("<!-- results: sumary -->\n<!-- /results -->\n", "a.md: unknown table 'sumary'; did you mean 'summary'?"),
     ],
 )
 @pytest.mark.parametrize("options", [[], ["--check"]])
-def test_markers_that_are_no_pairs_are_refused(text, message, options, tmp_path, capsys):
+def test_markers_that_are_none_are_refused_with_their_file(text, message, options, tmp_path, capsys):
     path = tmp_path / "a.md"
     path.write_text(text)
     assert main(["reproduce", "--markdown", str(tmp_path), "--into", str(path), *options]) == 2

@@ -1,5 +1,6 @@
 """The local runner: what it begins in the time that is left, how it stops, and that nothing outlives it."""
 
+import errno
 import multiprocessing
 import os
 import signal
@@ -13,7 +14,7 @@ from runner_cases import SAVES, write_run
 
 from hyperball.experiments import cell, orphans, runners
 from hyperball.experiments.grid import Cell
-from hyperball.experiments.runners import LATE, End, Job, run_local
+from hyperball.experiments.runners import LATE, UNSAVED, End, Job, run_local
 from hyperball.experiments.summary import unfinished
 from hyperball.training.folder import LOCK, held
 
@@ -105,7 +106,23 @@ def test_when_the_time_is_over_running_cells_are_asked_to_save_themselves(second
     ends = run_local(jobs(tmp_path, 3), 2, lambda text: None, 100)
     assert [process.signals for process in seconds.begun] == [[signal.SIGTERM], [signal.SIGTERM]]
     assert [(end.reason, end.interrupted, end.late) for end in ends] == [
-        ("exit code 143", True, False), ("exit code 143", True, False), ("not begun", True, False),
+        (UNSAVED, True, False), (UNSAVED, True, False), ("not begun", True, False),
+    ]  # fmt: skip
+
+
+def test_a_cell_that_cannot_be_started_ends_alone(seconds, tmp_path, monkeypatch):
+    seconds.lengths += [10, 10]
+    start = runners.start
+
+    def blocked(job, count):
+        if job.cell.label == "cell 1":
+            raise PermissionError(errno.EACCES, "Permission denied", "folder")
+        return start(job, count)
+
+    monkeypatch.setattr(runners, "start", blocked)
+    ends = run_local(jobs(tmp_path, 3), 1, lambda text: None)
+    assert [(end.job.cell.label, end.reason) for end in ends] == [
+        ("cell 0", ""), ("cell 1", "folder: Permission denied"), ("cell 2", ""),
     ]  # fmt: skip
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from hyperball._errors import Terminated
+from hyperball.cli.documents import read_document
 from hyperball.cli.parsing import UsageError, choose, parser
 
 SECTIONS = ("conv", "train", "pool", "projection", "inference", "scaling")
@@ -33,7 +34,8 @@ def bench(given: Sequence[str]) -> int:
         if own.into is None:
             print(text)
         else:
-            own.into.write_text(put(text, own.markdown.as_posix(), own.into.read_text("utf-8")), "utf-8")
+            document = read_document(own.into)
+            document.replace(put(text, own.markdown.as_posix(), document.text))
         return 0
     return measure(chosen(own.sections), own)
 

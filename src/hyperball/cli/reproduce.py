@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hyperball.cli.documents import read_document
 from hyperball.cli.grid import INTERRUPTED, as_interrupt, conclude, speak
 from hyperball.cli.parsing import UsageError, parser
 from hyperball.experiments.scales import SCALES, Scale
@@ -38,12 +39,12 @@ def reproduce(given: Sequence[str]) -> int:
         raise UsageError(f"--time-limit must be > 0, got {own.time_limit:g}")
     from hyperball.experiments.tables import experiment
 
-    chosen = [experiment(name) for name in own.tables]
-    for table in chosen:
+    tables = [experiment(name) for name in own.tables]
+    for table in tables:
         check_use(table, own)
     signal.signal(signal.SIGTERM, as_interrupt)
     over = math.inf if own.time_limit is None else time.monotonic() + own.time_limit
-    return max([make(table, own, over) for table in chosen])
+    return max([make(table, own, over) for table in tables])
 
 
 def check_markdown(own: argparse.Namespace) -> None:
@@ -64,10 +65,11 @@ def check_markdown(own: argparse.Namespace) -> None:
 
 
 def check_use(table: Experiment | Timing, own: argparse.Namespace) -> None:
-    """Refuse what a table of times has no use for."""
+    """Refuse cells that a table does not have, and what a table of times has no use for."""
     from hyperball.experiments.runtime import TIMED_SCALES, Timing
 
     if not isinstance(table, Timing):
+        table.select(chosen(own.cells, table))
         return
     for option, given, default in (
         ("--cells", own.cells, ""),
@@ -178,7 +180,8 @@ def announce(
 ) -> None:
     """Say which table it is, how much of it is done, and with `--dry-run` every cell."""
     print(f"{table.title} ({table.source})")
-    print(f"{len(jobs)} cells, {len(jobs) - len(waiting)} done before, in {out}", flush=True)
+    cells = "1 cell" if len(jobs) == 1 else f"{len(jobs)} cells"
+    print(f"{cells}, {len(jobs) - len(waiting)} done before, in {out}", flush=True)
     if own.scale != "paper":
         print(f"{own.scale}: {table.words(own.scale)}; the paper's numbers are those of the full schedule")
     if own.dry_run:
@@ -256,15 +259,15 @@ def markdown(results: Path, tables: Sequence[str], files: Sequence[Path], check:
         return 0
     stale = []
     for path in files:
-        text = path.read_text(encoding="utf-8")
+        document = read_document(path)
         try:
-            filled = work.fill(text, results)
+            filled = work.fill(document.text, results)
         except work.MarkerError as error:
             raise UsageError(f"--into {path}: {error}") from None
-        if filled != text and check:
+        if filled != document.text and check:
             stale.append(path)
-        elif filled != text:
-            path.write_text(filled, encoding="utf-8")
+        elif filled != document.text:
+            document.replace(filled)
     for path in stale:
         print(f"{path} is not what the records say; run `hyperball reproduce --markdown {results} --into {path}`")
     return 1 if stale else 0

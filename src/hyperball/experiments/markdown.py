@@ -39,7 +39,7 @@ MARKED = re.compile(rf"({BEGIN} (?P<name>[\w-]+) -->\n)(?:(?!{BEGIN}).)*?({END})
 
 
 class MarkerError(ValueError):
-    """Markers that do not stand in pairs, or none."""
+    """Markers that do not stand in pairs, name no table, or none."""
 
 
 @dataclass(frozen=True)
@@ -100,14 +100,20 @@ def fill(text: str, results: Path) -> str:
         )
     if not pairs:
         raise MarkerError(f"there is no marker `{BEGIN} NAME -->`")
+    for part in MARKED.finditer(text):
+        check_name(part["name"])
     return MARKED.sub(lambda part: f"{part[1]}{made(part['name'], results)}\n{part[3]}", text)
 
 
+def check_name(name: str) -> None:
+    if name not in (SUMMARY, *TABLES):
+        raise MarkerError(f"unknown table {name!r}; {nearest(name, [SUMMARY, *TABLES])}")
+
+
 def made(name: str, results: Path) -> str:
+    check_name(name)
     if name == SUMMARY:
         return summary(results)
-    if name not in TABLES:
-        raise ValueError(f"unknown table {name!r}; {nearest(name, [SUMMARY, *TABLES])}")
     is_trained = isinstance(TABLES[name](), Experiment)
     parts = [detail(found) for found in scales_of(name, results)] if is_trained else times_of(name, results)
     return "\n\n".join(parts) or NOTHING

@@ -8,6 +8,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from hyperball import data
 from hyperball.experiments.broken import damage, leave_out
 from hyperball.experiments.conditions import conditions_in
@@ -66,7 +68,9 @@ def job_of(entry: Entry, seed: int, out: Path, data_root: str | None, accelerato
 
 
 def check_data(jobs: Sequence[Job]) -> None:
-    """Refuse a set that is not there, or broken, before a process is started for every cell that needs it."""
+    """Refuse a GPU or a set that is not there, or broken, before a process is started for every cell that needs it."""
+    if any(job.accelerator == "cuda" for job in jobs) and not torch.cuda.is_available():
+        raise ValueError('`accelerator` must be "cpu" or "auto" where torch finds no GPU, got "cuda"')
     for name, root in dict.fromkeys((job.cell.recipe.data.name, job.data_root) for job in jobs):
         data.load(name, root)
 

@@ -33,6 +33,7 @@ GRACE = 25.0  # seconds for saving when the time is up
 PATIENCE = 120.0  # and after Ctrl-C
 WORTH = 60.0  # seconds that are worth beginning a cell which takes longer, as it saves itself
 LATE = "not begun: too little time was left"
+UNSAVED = "stopped without saving: it had not begun, or was too slow"
 UNTRIED = "there was no memory for it beside others, and no time for another try"
 INTERRUPTIONS = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 SPOKEN = (FAILED, USAGE, *INTERRUPTIONS)  # exit codes of a cell that said in its last line why
@@ -205,9 +206,18 @@ class Crew:
             pending = {*running, *(other.cell.name for other in self.waiting)}
             if self.room.has_place(job.cell.name, running) and not pending & set(job.needs) and not self.is_late:
                 self.waiting.remove(job)
-                self.room.begin(job.cell.name, running)
-                self.since[job.cell.name], self.logs[job.cell.name] = time.monotonic(), length_of(job.log)
-                self.running.append((job, start(job, self.count)))
+                self.launch(job, running)
+
+    def launch(self, job: Job, running: Sequence[str]) -> None:
+        """Start a job beside those that run; one whose folder or process cannot be made ends alone."""
+        self.since[job.cell.name], self.logs[job.cell.name] = time.monotonic(), length_of(job.log)
+        try:
+            process = start(job, self.count)
+        except OSError as error:
+            self.end(End(job, reason_of(error)))
+            return
+        self.room.begin(job.cell.name, running)
+        self.running.append((job, process))
 
     def look(self) -> list[Job]:
         """The jobs that have ended since the last look; one without memory may wait for another try."""
@@ -313,7 +323,7 @@ def ended(job: Job, code: int, since: int = 0) -> End:
         last = first_sentence(last)
     if last and code not in SPOKEN:
         last = f"{last} ({name})"
-    return End(job, last or name, asked, full=bool(full))
+    return End(job, last or (UNSAVED if asked else name), asked, full=bool(full))
 
 
 def told(end: End, number: int, total: int) -> str:
