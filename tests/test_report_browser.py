@@ -87,6 +87,12 @@ def test_every_entry_of_the_contents_leads_somewhere(visit, address):
         assert page.locator(link).count() == 1
 
 
+@pytest.mark.parametrize("motion, scrolls", [("reduce", "auto"), ("no-preference", "smooth")])
+def test_the_page_moves_only_for_those_who_like_it(motion, scrolls, visit, address):
+    page = visit(address, reduced_motion=motion)
+    assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == scrolls
+
+
 def test_the_text_filter_keeps_what_matches(visit, address):
     page = visit(address)
     page.fill("[name=text]", "sphere")

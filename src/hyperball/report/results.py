@@ -6,8 +6,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
+from hyperball.experiments.scales import SCALES
 from hyperball.report.charts import Chart
 from hyperball.report.doubts import distinct, gathered
+from hyperball.report.files import natural
 from hyperball.report.folder import Found
 from hyperball.report.kinds import Attack, Bench, Published, RobustCell, Robustness
 from hyperball.report.page import Gallery, Page, Section
@@ -39,7 +41,8 @@ HOW = "Hover over a number or a line, tap it or reach it with the Tab key, for i
 
 def results_page(found: Found, title: str = "Results") -> Page:
     """Overview, published tables, robustness, other runs, figures, benchmarks, geometry, every run."""
-    joined = [Joined(table, found.runs, found.of(RobustCell)) for table in found.of(Published)]
+    tables = sorted(found.of(Published), key=place_of)
+    joined = [Joined(table, found.runs, found.of(RobustCell)) for table in tables]
     used = set[int]().union(*(entry.used for entry in joined))
     others = [run for run in found.runs if id(run) not in used]
     sets: dict[tuple[int, str], list[Run]] = {}
@@ -67,6 +70,13 @@ def results_page(found: Found, title: str = "Results") -> Page:
         ", ".join(versions),
         filters=True,
     )
+
+
+def place_of(table: Published) -> tuple[int, list[tuple[int, int, str]]]:
+    """A key that sorts the longest scale first, and tables of one scale by their names."""
+    longest_first = list(reversed(SCALES))
+    rank = longest_first.index(table.scale) if table.scale in longest_first else len(SCALES)
+    return rank, natural(table.experiment)
 
 
 def table_of(run: Run, joined: Sequence[Joined]) -> int:

@@ -144,7 +144,7 @@ class Joined:
         doubts = [*held.doubts, *(doubt for run in runs for doubt in self.doubts_about(run, condition))]
         known = {text for doubt in doubts for text in (doubt.text, doubt.sentence)}
         doubts += [doubt for doubt in told(number) if doubt.text not in known]
-        doubts += [] if variant else disagreement(number, values)
+        doubts += other_recipes(number, variant) if variant else disagreement(number, values)
         if condition and not values:
             return Line(number, number.values, number.best, runs, distinct(doubts), variant, lost)
         kept = tuple(value for value in best if value is not None)
@@ -161,6 +161,11 @@ class Joined:
 def told(number: Number) -> tuple[Doubt, ...]:
     """The doubts that the table itself has."""
     return tuple(Doubt(f"{number.row}, {number.column}", text) for text in number.doubts)
+
+
+def other_recipes(number: Number, variant: str) -> list[Doubt]:
+    """That a cell holds runs of several recipes, of which a table counts one."""
+    return [Doubt(f"{number.row}, {number.column}", f"runs of other recipes lie in the same cell; these are {variant}")]
 
 
 def disagreement(number: Number, values: Sequence[float]) -> list[Doubt]:
