@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,50 @@ print(sorted({{"torch", "numpy", "jsonargparse", "rich", "sklearn"}} & set(sys.m
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+SAYS_WHAT_CTRL_C_DOES = """
+import signal
+def main():
+    print(getattr(signal.getsignal(signal.SIGINT), "__name__", "ignored"))
+"""
+
+
+def console_script(package, folder):
+    """What comes of the console script where the package's own module is this text."""
+    (folder / "hyperball").mkdir()
+    (folder / "hyperball" / "__init__.py").write_text(package)
+    (folder / "hyperball" / "cli.py").write_text(SAYS_WHAT_CTRL_C_DOES)
+    pyproject = tomllib.loads((SOURCE.parent / "pyproject.toml").read_text())
+    module, _, function = pyproject["project"]["scripts"]["hyperball"].partition(":")
+    script = f"import sys; from {module} import {function}; sys.exit({function}())"
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(folder), str(SOURCE)))}
+    return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=False)
+
+
+def test_ctrl_c_while_the_package_is_imported_ends_with_one_line(tmp_path):
+    package = """
+import signal
+try:
+    signal.raise_signal(signal.SIGINT)
+except KeyboardInterrupt:  # as an extension may
+    raise ImportError
+"""
+    done = console_script(package, tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "hyperball: interrupted\n")
+
+
+def test_ctrl_c_that_is_ignored_stays_so_while_the_package_is_imported(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)  # a child inherits it
+    try:
+        done = console_script("import signal; signal.raise_signal(signal.SIGINT)", tmp_path)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ignored\n", "")
+
+
+def test_the_command_itself_hears_ctrl_c_as_python_does(tmp_path):
+    assert console_script("", tmp_path).stdout == "default_int_handler\n"
 
 
 @pytest.mark.slow

@@ -1,11 +1,14 @@
 """The demo: a table, a page, and the same numbers every time."""
 
 import re
+import signal
 
 import pytest
 
 from hyperball.cli import main
+from hyperball.experiments import demo as experiment
 from hyperball.experiments.demo import CELLS, folder_name, pixel_outliers, sets
+from hyperball.training import Interrupted
 
 pytest.importorskip("sklearn")
 pytest.importorskip("lightning_fabric")
@@ -57,6 +60,16 @@ def test_the_page_has_curves_of_every_network_and_learned_radii(demo):
     assert page.count('class="plot"') == 8
     assert all(cell.name in page for cell in CELLS)
     assert "Learned radii" in page
+
+
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_ends_the_demo_without_a_command_that_resumes(number, code, tmp_path, capsys, monkeypatch):
+    def run(*given, **options):
+        raise Interrupted(3, "hyperball resume x", number)
+
+    monkeypatch.setattr(experiment, "run", run)
+    assert main(["demo", "-o", str(tmp_path / "page.html")]) == code
+    assert capsys.readouterr().err == "hyperball demo: interrupted\n"
 
 
 def test_cells_cover_both_sets_with_distinct_folders():

@@ -142,7 +142,6 @@ def fake_cells(monkeypatch):
     """Cells that take no time: each writes a record, except for those in the dictionary."""
     cells = FakeCells(CRASHES)
     monkeypatch.setattr(runners, "start", cells)
-    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
     return cells.scripts, cells.started
 
 
@@ -277,8 +276,12 @@ def test_a_dry_run_lists_the_cells_and_starts_none(fake_cells, tmp_path, capsys)
     assert fake_cells[1] == []
 
 
-def test_an_interruption_stops_every_cell_and_says_how_to_go_on(fake_cells, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_an_interruption_stops_every_cell_and_says_how_to_go_on(
+    number, code, fake_cells, tmp_path, capsys, monkeypatch
+):
     crashes, _ = fake_cells
+    before = signal.getsignal(signal.SIGTERM)
     wait = "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(143)); "
     crashes.update(tanh=wait + "open(sys.argv[1] + '/up', 'w'); time.sleep(60)")
     grid, out = write_grid(tmp_path, ["tanh", "ball"]), tmp_path / "out"
@@ -288,11 +291,12 @@ def test_an_interruption_stops_every_cell_and_says_how_to_go_on(fake_cells, tmp_
     def pause(seconds):
         if not asked and (out / "magnitude=tanh" / "seed-0" / "up").exists():
             asked.append(seconds)
-            raise KeyboardInterrupt
+            signal.raise_signal(number)
         os.sched_yield()
 
     monkeypatch.setattr(runners.time, "sleep", pause)
-    assert main(["grid", str(grid), "--out", str(out)]) == 130
+    assert main(["grid", str(grid), "--out", str(out)]) == code
+    assert signal.getsignal(signal.SIGTERM) is before
     captured = capsys.readouterr()
     assert "the same command goes on" in captured.err
     assert "magnitude=ball/seed-0: not begun" in captured.err

@@ -50,10 +50,9 @@ def trio(monkeypatch) -> Experiment:
 
 @pytest.fixture
 def cells(monkeypatch):
-    """Cells that take no time, and a process whose signals are left alone."""
+    """Cells that take no time."""
     made = FakeCells({})
     monkeypatch.setattr(runners, "start", made)
-    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
     return made
 
 
@@ -204,7 +203,6 @@ def test_conditions_that_the_time_was_too_short_for_are_all_that_the_same_comman
     monkeypatch.undo()
     monkeypatch.setitem(tables.TABLES, "trio", lambda: trio)
     monkeypatch.setattr(runners, "start", None)  # there is nothing to begin
-    monkeypatch.setattr(signal, "signal", lambda *arguments: None)
     monkeypatch.setattr(conditions, "measured", lambda job, changes: seen.append(job.cell.label) or {"top1": 0.5})
     assert main(command(tmp_path)) == 0
     assert seen == [*ROWS[:before], *(f"{row}--clean" for row in ROWS[before:])]
@@ -230,22 +228,29 @@ def test_processes_that_measure_end_with_an_interruption():
         assert process.exitcode == -signal.SIGTERM
 
 
-def stop(finished):
-    raise KeyboardInterrupt
-
-
+@pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 @pytest.mark.parametrize("when", ["conditions", "pictures"])
 def test_an_interruption_after_training_keeps_what_was_found(
-    when, trio, cells, measured, tmp_path, capsys, monkeypatch
+    when, number, code, trio, cells, measured, tmp_path, capsys, monkeypatch
 ):
-    errors, seen = measured
+    (_, seen), measure = measured, conditions.measured
+
+    def stop(finished):
+        signal.raise_signal(number)
+
+    def measure_until_ball(job, changes):
+        found = measure(job, changes)
+        if seen[-1] == "ball":
+            signal.raise_signal(number)
+        return found
+
     if when == "conditions":
-        errors["ball"] = KeyboardInterrupt()
+        monkeypatch.setattr(conditions, "measured", measure_until_ball)
     else:
         monkeypatch.setitem(tables.TABLES, "trio", lambda: replace(trio, draws=(stop,)))
     monkeypatch.setitem(tables.TABLES, "next", lambda: replace(tiny_table(), name="next", title="The next table"))
     arguments = command(tmp_path)
-    assert main([*arguments[:2], "next", *arguments[2:]]) == 130
+    assert main([*arguments[:2], "next", *arguments[2:]]) == code
     captured = capsys.readouterr()
     assert "the same command goes on" in captured.err
     assert "The next table" not in captured.out

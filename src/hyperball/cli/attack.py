@@ -12,11 +12,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from hyperball._errors import Terminated
 from hyperball.attacks import (
     Attack,
     Curve,
@@ -31,7 +33,6 @@ from hyperball.attacks import (
 from hyperball.attacks.arguments import budget_text
 from hyperball.attacks.bench import check_attack, make_bench
 from hyperball.attacks.methods.table import parse_all
-from hyperball.cli.grid import as_interrupt
 from hyperball.cli.parsing import UsageError, parser
 from hyperball.cli.progress import SECONDS
 from hyperball.data import DataError, corruptions
@@ -176,13 +177,17 @@ def check_sweep(subject: Subject, sweep: Attack, norm: str) -> None:
     check_attack(make_bench(subject.model, inputs, labels, epsilon=0.0, norm=norm, source=subject.source), sweep)
 
 
+def terminate(number: int, frame: FrameType | None) -> None:
+    raise Terminated
+
+
 @contextmanager
 def terminable() -> Iterator[None]:
     """SIGTERM ends the block as Ctrl-C does, with all that it leaves in order."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, as_interrupt)
+    before = signal.signal(signal.SIGTERM, terminate)
     try:
         yield
     finally:

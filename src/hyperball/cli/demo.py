@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import shutil
+import signal
 import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hyperball._errors import Terminated
 from hyperball.cli.parsing import parser
 
 if TYPE_CHECKING:
@@ -37,8 +39,9 @@ def demo(given: Sequence[str]) -> int:
     try:
         rows = [row(outcome) for outcome in run(folder, seeds=own.seeds, epochs=own.epochs, say=speak)]
         write_page(own.out, demo_page(read_runs(folder), rows))
-    except Interrupted:
-        raise KeyboardInterrupt from None  # the runs are deleted: there is nothing to resume
+    except Interrupted as stop:
+        # The runs are deleted: there is nothing to resume.
+        raise Terminated if stop.signal_number == signal.SIGTERM else KeyboardInterrupt from None
     finally:
         if not own.runs:
             shutil.rmtree(folder, ignore_errors=True)

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
+import argparse
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from hyperball._errors import Terminated
+from hyperball._errors import INTERRUPTED, TERMINATED, Terminated
 from hyperball.cli.parsing import UsageError, parser
 
 if TYPE_CHECKING:
-    from hyperball.experiments.runners import End
-
-INTERRUPTED = 130
+    from hyperball.experiments.runners import End, Job
 
 
 def grid(given: Sequence[str]) -> int:
@@ -35,9 +34,7 @@ def grid(given: Sequence[str]) -> int:
     if own.jobs < 1:
         raise UsageError(f"--jobs must be >= 1, got {own.jobs}")
     from hyperball.experiments.grid import read_grid
-    from hyperball.experiments.runners import Job, run_local, run_ray
-    from hyperball.experiments.summary import summarize, table
-    from hyperball.training.files import write_json
+    from hyperball.experiments.runners import Job
 
     out = Path(own.out) if own.out else Path("runs") / Path(own.file).stem
     jobs = [Job(cell, out / cell.name, own.data_root, own.accelerator) for cell in read_grid(own.file)]
@@ -46,7 +43,15 @@ def grid(given: Sequence[str]) -> int:
     if own.dry_run:
         print("\n".join(f"{'done' if job.is_done else 'to do':>5}  {job.cell.name}" for job in jobs))
         return 0
-    signal.signal(signal.SIGTERM, as_interrupt)
+    return until_stopped(lambda: run(jobs, waiting, own, out))
+
+
+def run(jobs: Sequence[Job], waiting: Sequence[Job], own: argparse.Namespace, out: Path) -> int:
+    """Train what waits, and sum up all."""
+    from hyperball.experiments.runners import run_local, run_ray
+    from hyperball.experiments.summary import summarize, table
+    from hyperball.training.files import write_json
+
     if own.executor == "ray":
         ends = run_ray(waiting, own.jobs, speak, own.address)
     else:
@@ -57,8 +62,25 @@ def grid(given: Sequence[str]) -> int:
     return conclude({entry["cell"]: entry["reason"] for entry in summary["missing"]}, ends)
 
 
-def as_interrupt(number: int, frame: FrameType | None) -> None:
-    raise Terminated
+def until_stopped(work: Callable[[], int]) -> int:
+    """The exit code of work that SIGTERM stops as Ctrl-C does: 143 in place of 130 where SIGTERM came."""
+    terminated = False
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        nonlocal terminated
+        terminated = True
+        raise Terminated
+
+    before = signal.signal(signal.SIGTERM, stop)
+    try:
+        code = work()
+    except KeyboardInterrupt:
+        if terminated:
+            raise Terminated from None
+        raise
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    return TERMINATED if terminated and code == INTERRUPTED else code
 
 
 def speak(text: str) -> None:

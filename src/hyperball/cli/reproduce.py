@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import math
-import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -13,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hyperball._errors import INTERRUPTED
 from hyperball.cli.documents import read_document
-from hyperball.cli.grid import INTERRUPTED, as_interrupt, conclude, speak
+from hyperball.cli.grid import conclude, speak, until_stopped
 from hyperball.cli.parsing import UsageError, parser
 from hyperball.experiments.scales import SCALES, Scale
 
@@ -42,9 +42,8 @@ def reproduce(given: Sequence[str]) -> int:
     tables = [experiment(name) for name in own.tables]
     for table in tables:
         check_use(table, own)
-    signal.signal(signal.SIGTERM, as_interrupt)
     over = math.inf if own.time_limit is None else time.monotonic() + own.time_limit
-    return max([make(table, own, over) for table in tables])
+    return until_stopped(lambda: max([make(table, own, over) for table in tables]))
 
 
 def check_markdown(own: argparse.Namespace) -> None:
