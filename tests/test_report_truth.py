@@ -30,6 +30,7 @@ from hyperball.report.results import results_page
 from hyperball.report.sections.join import Joined
 from hyperball.report.sections.published import signed
 from hyperball.report.tables import family_of, group
+from hyperball.verdicts import NEAR
 
 pytest.importorskip("jinja2")
 
@@ -155,6 +156,36 @@ def test_a_doubt_names_its_seed_and_is_counted_once(tmp_path):
     assert [row[-1].text for row in attacks.tables[0].rows] == ["–", "2"]
     assert "seed 1: an invented doubt" in attacks.tables[0].rows[1][-1].tip
     assert words_of(tmp_path).count("2 doubts") == 2
+
+
+@pytest.mark.parametrize(
+    "own, done, near, found",
+    [
+        ([20.0], "2 of 2", "1 of 2", "2 of 2 cells have numbers; 1 of 2 are within"),
+        ([40.0], "2 of 2", "0 of 2", "2 of 2 cells have numbers; 0 of 2 are within"),
+        ([33.0], "1 of 2", "0 of 1", "1 of 2 cells have numbers; 0 of 1 are within"),
+        ([], "1 of 2", "0 of 1", "1 of 2 cells have numbers; 0 of 1 are within"),
+    ],
+    ids=["the first", "the second", "another", "none"],
+)
+def test_a_cell_of_several_recipes_counts_once_by_the_tables_own_number(own, done, near, found, tmp_path):
+    make_run(tmp_path / "t/tanh--cosine/seed-0", top1=0.8)
+    make_run(tmp_path / "t/tanh--cosine/seed-0-other", top1=0.6, optimizer__lr=0.1)
+    make_run(tmp_path / "t/ball--cosine/seed-0", top1=0.5, model__magnitude="ball")
+    numbers = [number("tanh", "cosine", 20.0, own), number("ball", "cosine", 20.0, [50.0])]
+    write(tmp_path / "t/table.json", table_tree("t", numbers))
+    glance = section_of(tmp_path, title="At a glance").tables[0]
+    (row,) = [dict(zip(glance.columns, cells)) for cells in texts(glance)]
+    assert (row["cells done"], row[f"within {NEAR:g} points or better"]) == (done, near)
+    assert section_of(tmp_path, table="t").finding.startswith(found)
+
+
+def test_a_table_whose_cells_all_hold_several_recipes_but_its_own_says_so(tmp_path):
+    make_run(tmp_path / "t/tanh--cosine/seed-0", top1=0.8)
+    make_run(tmp_path / "t/tanh--cosine/seed-0-other", top1=0.6, optimizer__lr=0.1)
+    write(tmp_path / "t/table.json", table_tree("t", [number("tanh", "cosine", 20.0, [33.0])]))
+    said = "Its cells hold runs of several recipes each, none with the table's own number."
+    assert section_of(tmp_path, table="t").finding == said
 
 
 def test_two_data_sets_never_share_a_table_or_chart_of_attacks(tmp_path):

@@ -130,7 +130,8 @@ def overview(joined: Sequence[Joined]) -> Section | None:
         return None
     rows = []
     for entry in (entry for entry in joined if not is_part(entry, joined)):
-        table, done = entry.table, [line for line in entry.lines if line.is_done]
+        table, cells = entry.table, entry.one_a_cell
+        done = [line for line in cells if line.is_done]
         known = [line for line in done if compares(line) and table.scale == "paper"]
         near = sum(tone(table, line) in AGREES for line in known)
         seeds = [line.seeds for line in done]
@@ -138,9 +139,9 @@ def overview(joined: Sequence[Joined]) -> Section | None:
         kept, pairs = pairs_in_order(done) if is_share(table.metric) else (0, 0)
         spans = f"{min(seeds)}–{max(seeds)}" if seeds and min(seeds) < max(seeds) else str(max(seeds, default=0))
         rows.append((
-            Cell(table.title, tip=f"{table.name}\n{finding(table, entry.lines, done)}"), Cell(table.experiment),
+            Cell(table.title, tip=f"{table.name}\n{finding(entry)}"), Cell(table.experiment),
             Cell(table.scale, tip=table.protocol),
-            Cell(f"{len(done)} of {len(entry.lines)}", sort=len(done) / max(len(entry.lines), 1)),
+            Cell(f"{len(done)} of {len(cells)}", sort=len(done) / max(len(cells), 1)),
             Cell(f"{kept} of {pairs}" if pairs else "–", sort=kept / pairs if pairs else None),
             Cell(f"{near} of {len(known)}" if known else "–", sort=near / len(known) if known else None),
             Cell(spans, sort=min(seeds, default=0)), Cell(str(doubts) if doubts else "–", sort=doubts),

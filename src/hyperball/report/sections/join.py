@@ -77,7 +77,10 @@ def percent_of(metric: str, results: dict[str, float]) -> float | None:
 
 
 class Joined:
-    """The cells of a table with the runs that lie beside it; runs of different recipes are different cells."""
+    """The cells of a table with the runs that lie beside it; runs of different recipes are different lines.
+
+    `one_a_cell` are the lines that count: every cell once, with the table's own number where there are several.
+    """
 
     def __init__(self, table: Published, runs: Sequence[Run], robust: Sequence[RobustCell] = ()) -> None:
         self.table = table
@@ -88,7 +91,9 @@ class Joined:
             fits = run.scale in ("", table.scale)
             if fits and run.folder != table.folder and run.folder.is_relative_to(table.folder):
                 self.cells.setdefault(run.folder.relative_to(table.folder).parts[0], []).append(run)
-        self.lines = [line for number in table.numbers for line in self.lines_of(number)]
+        variants = [self.lines_of(number) for number in table.numbers]
+        self.lines = [line for held in variants for line in held]
+        self.one_a_cell = [held[0] if len(held) == 1 else counting(held) for held in variants]
         counted = {id(run) for line in self.lines for run in line.runs}
         ended = (run for number in table.numbers for run in self.runs_of(number)[0])
         self.used = counted | {id(run) for run in ended if run.diverged}
@@ -166,6 +171,18 @@ def told(number: Number) -> tuple[Doubt, ...]:
 def other_recipes(number: Number, variant: str) -> list[Doubt]:
     """That a cell holds runs of several recipes, of which a table counts one."""
     return [Doubt(f"{number.row}, {number.column}", f"runs of other recipes lie in the same cell; these are {variant}")]
+
+
+def counting(variants: Sequence[Line]) -> Line:
+    """Of the lines of one cell that with the table's own number; one that is not done where none has it."""
+    return next(filter(is_the_tables, variants), Line(variants[0].number, (), ()))
+
+
+def is_the_tables(line: Line) -> bool:
+    """Whether the runs of a line are those that the table has a number of."""
+    number = line.number
+    as_many = (len(line.values), len(line.lost)) == (len(number.values), len(number.diverged))
+    return line.is_done and as_many and not disagreement(number, line.values)
 
 
 def disagreement(number: Number, values: Sequence[float]) -> list[Doubt]:

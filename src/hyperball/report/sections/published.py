@@ -26,11 +26,11 @@ PLOT_WIDTH, PLOT_HEIGHT = 150.0, 18.0
 def published_section(joined: Joined, curves_too: bool = True, pictures: Sequence[Gallery] = ()) -> Section:
     """The table as published and at length, then curves and pictures."""
     table, lines = joined.table, joined.lines
-    done = [line for line in lines if line.is_done]
     tables = [detail_table(table, lines)]
     overview = matrix(joined)
     if overview is not None:
-        tables = [overview, replace(tables[0], folded=f"Number by number: {len(done)} with best epoch and seeds")]
+        done = sum(line.is_done for line in lines)
+        tables = [overview, replace(tables[0], folded=f"Number by number: {done} with best epoch and seeds")]
     words = f"Protocol: {table.protocol}." if table.protocol else ""
     how = ", last iterate, mean ± standard deviation over seeds" if is_share(table.metric) else ""
     lead = f"{table.source}. {metric_words(table.metric)}{how}. {words}"
@@ -39,7 +39,7 @@ def published_section(joined: Joined, curves_too: bool = True, pictures: Sequenc
     return Section(
         f"{table.title}", lead, tuple(tables), remarks=tuple(table.notes), doubts=gathered(said),
         doubt_count=len(doubts_of(lines)),
-        finding=finding(table, lines, done), badges=(table.experiment, f"scale: {table.scale}"),
+        finding=finding(joined), badges=(table.experiment, f"scale: {table.scale}"),
         table=table.experiment, scale=table.scale, galleries=tuple(entry for entry in galleries if entry.charts),
     )  # fmt: skip
 
@@ -58,10 +58,14 @@ def is_share(metric: str) -> bool:
     return metric in METRICS or metric.startswith(("top", "map", "ece"))
 
 
-def finding(table: Published, lines: Sequence[Line], done: Sequence[Line]) -> str:
+def finding(joined: Joined) -> str:
     """How many cells there are, and how near to the paper's."""
-    if not done:
+    table, lines = joined.table, joined.one_a_cell
+    done = [line for line in lines if line.is_done]
+    if not any(line.is_done for line in joined.lines):
         return "No cell of this table has been run yet."
+    if not done:
+        return "Its cells hold runs of several recipes each, none with the table's own number."
     known = [line for line in done if compares(line)]
     lost = sum(bool(line.lost) for line in done)
     also = f", {lost} with networks that did not converge" if lost else ""
