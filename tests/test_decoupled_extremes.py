@@ -143,6 +143,26 @@ def test_the_radius_of_tanh_has_an_exact_gradient_however_long_the_vector(kernel
     assert float(found) == pytest.approx(float(exact), rel=1e-5)
 
 
+def input_gradient(x, magnitude, angular, dtype, memory_format):
+    """df/dx, of weighted outputs of a convolution, in float64."""
+    draw = torch.Generator().manual_seed(1)
+    weight, weights = torch.randn(3, 20, 3, 3, generator=draw), torch.randn(2, 3, 6, 6, generator=draw)
+    x = x.to(dtype).contiguous(memory_format=memory_format).requires_grad_()
+    f = F.decoupled_conv2d(x, weight.to(dtype), padding=1, magnitude=magnitude, angular=angular)
+    return torch.autograd.grad((f * weights.to(dtype)).sum(), x)[0].double()
+
+
+@pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("angular", ["cosine", "sigmoid"])
+@pytest.mark.parametrize("magnitude", ["sphere", "ball", "tanh", "log"])
+@pytest.mark.parametrize("scale", [1e18, 1e21, 1e24, 1e30, 1e36])
+def test_long_vectors_have_the_gradient_through_their_length(kernel, scale, magnitude, angular, memory_format):
+    x = torch.randn(2, 20, 6, 6, generator=torch.Generator().manual_seed(0)) * scale
+    x[0, :, 3, 3] = 0.0
+    found, exact = (input_gradient(x, magnitude, angular, d, memory_format) for d in (torch.float32, torch.float64))
+    torch.testing.assert_close(found, exact, rtol=1e-4, atol=1e-6 * float(exact.abs().max()))
+
+
 @pytest.mark.parametrize("shape, rho", [(1.0, 1.0), (1.0, 1e10), (1.5, 1e-20), (1.5, 1.0), (1.9, 1e-3), (1.9, 1e8)])
 @pytest.mark.parametrize("scale", [1e12, 1e25, 0.9e38])
 def test_barron_holds_up_to_the_largest_number(kernel, shape, rho, scale):

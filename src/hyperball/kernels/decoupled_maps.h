@@ -104,15 +104,22 @@ static void measure_item(const Lengths *a, int64_t item, double *q, double *spar
     }
 }
 
-/* dx += x T, T = box'(v/n), with 0 for 1/n at n = 0. */
+/* dx += x T, T = box'(v/n), with 0 for 1/n at n = 0; in double where a T is no float, as 1/n^2 beyond n = 1e19. */
 static void pull_item(const Lengths *a, int64_t item, double *q, double *spare, float *restrict factor) {
     int64_t step, pixels = volume(a->in), patches = volume(a->out), begin = begin_of(a, item, &step);
     const float *restrict x = a->x + begin, *n = a->n + item * patches, *v = a->v + item * patches;
     float *restrict dx = a->dx + begin;
-    for (int64_t p = 0; p < patches; ++p) q[p] = v[p] * (n[p] == 0 ? 0 : 1 / (double)n[p]);
+    int small = 0;
+    for (int64_t p = 0; p < patches; ++p) {
+        q[p] = v[p] * (n[p] == 0 ? 0 : 1 / (double)n[p]);
+        small |= (v[p] != 0) & (fabsf(v[p]) * (1 / FLT_MIN) < n[p]);
+    }
     q = box(a, q, spare, 1);
     for (int64_t p = 0; p < pixels; ++p)
         factor[p] = q[p] > FLT_MAX ? FLT_MAX : q[p] < -FLT_MAX ? -FLT_MAX : (float)q[p];
+    for (int64_t c = 0, beside = a->channels_last ? 1 : pixels; small && c < a->channels; ++c)
+        for (int64_t p = 0; p < pixels; ++p) dx[c * beside + p * step] += (float)(x[c * beside + p * step] * q[p]);
+    if (small) return;
     for (int64_t p = 0; a->channels_last && p < pixels; ++p)
         for (int64_t c = 0; c < a->channels; ++c) dx[p * step + c] += x[p * step + c] * factor[p];
     for (int64_t c = 0; !a->channels_last && c < a->channels; ++c)

@@ -55,9 +55,12 @@ class SumOfSquares(torch.autograd.Function):
         x, scale = ctx.saved_tensors
         if scale is not None:
             return (x / scale) * (2.0 * grad / scale), None, None
-        limit = torch.finfo(norm_dtype(x)).max
-        factor = (2.0 * grad).clamp(-limit, limit).to(norm_dtype(x))
-        return (x * factor).to(x.dtype), None, None
+        dtype, factor = norm_dtype(x), 2.0 * grad
+        tiny, limit = torch.finfo(dtype).tiny, torch.finfo(dtype).max
+        # The factor may be 1/n², no float32 beyond n = 1e19: it is a power of two, 1 as a rule, times the rest.
+        power = torch.where(factor.abs() < tiny, tiny, torch.ones_like(factor))
+        rest = (factor / power).clamp(-limit, limit)
+        return (x * power.to(dtype) * rest.to(dtype)).to(x.dtype), None, None
 
 
 class SumOfSquaresWithTangent(SumOfSquares):
