@@ -285,6 +285,18 @@ def test_scale_vanishes_where_more_than_the_stated_share_coincides(penalty: str,
         assert (s.item() < 1e-6) == vanishes
 
 
+@pytest.mark.parametrize(
+    "penalty, c, limit",
+    [("huber", 1.0, 0.66), ("huber", 1.5, 0.743), ("huber", 2.0, 0.813), ("pseudo_huber", 1.0, 0.812)],
+)
+def test_scale_vanishes_later_where_all_others_lie_on_one_side(penalty: str, c: float, limit: float) -> None:
+    for share, vanishes in ((limit - 0.01, False), (limit + 0.01, True)):
+        x = 1.0 + torch.rand(1000, 1, dtype=torch.float64)
+        x[: int(share * 1000)] = 0.0
+        _, s = estimate(x, penalty, c)
+        assert (s.item() < 1e-6) == vanishes
+
+
 def test_infinite_samples_count_as_outliers_for_huber() -> None:
     x = torch.randn(100, 2)
     x[0, 0], x[1, 0] = math.inf, -math.inf

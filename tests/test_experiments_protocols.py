@@ -214,6 +214,28 @@ def test_the_first_step_of_a_learned_pooling_is_that_of_its_parameter_at_the_sha
     assert float(value(raw.detach())) - start == pytest.approx(-config.lr * slope, rel=1e-4)
 
 
+def robust_pointnets():
+    """The rows with RobustBatchNorm by their dropout."""
+    entries = [e for e in trained("pooling-test-outliers").entries if e.recipe.model.norm == "robust"]
+    return {entry.recipe.model.options.get("dropout", 0.3): entry for entry in entries}
+
+
+def test_the_zeros_of_dropout_take_scales_of_a_robust_pointnet_to_zero():
+    torch.manual_seed(0)
+    largest = {}
+    for dropout, entry in robust_pointnets().items():
+        network = models.create(entry.recipe.model.name, **entry.recipe.model.arguments)
+        clouds = torch.randn(5, entry.recipe.batch_size, 32, 3)
+        largest[dropout] = max(float(network.forward_features(batch).max()) for batch in clouds)
+    assert largest[0.0] < 30.0
+    assert largest[0.3] > 100.0  # where eps alone divides
+
+
+def test_a_control_differs_from_the_robust_pointnet_without_dropout_in_its_normalization_alone():
+    plain = robust_pointnets()[0.0].recipe.override({"model.norm": None})
+    assert plain in [e.recipe for e in trained("pooling-test-outliers").select(["control"]).entries]
+
+
 def test_networks_that_normalize_nothing_begin_at_a_lower_rate():
     entries = trained("projections-cifar10-networks").entries
     rates = {entry.row.partition(",")[0]: entry.recipe.optimizer.lr for entry in entries}

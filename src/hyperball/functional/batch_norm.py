@@ -56,9 +56,9 @@ def robust_batch_norm(
     or one per channel. For a convex penalty (m, s) minimizes sum_i s·phi((x_i - m)/s) + n·s·beta/2, where beta makes
     s the standard deviation of normal samples; c -> inf is batch normalization. See `hyperball.kernels.batch_norm`.
 
-    With `sync`, samples are those of all processes of `process_group` (by default of all there are). Where more than
-    about 1 - beta/c² of a channel's samples coincide (48 % for huber at c = 1, 77 % at 2), s is 0 and eps alone
-    divides. NaN stays in its channel.
+    With `sync`, samples are those of all processes of `process_group` (by default of all there are). Where so many
+    of a channel's samples coincide (at huber's c = 1 from 48 %, with the others on both sides, or 66 %, on one) s is 0
+    and eps alone divides. NaN stays in its channel.
 
     >>> import torch
     >>> x = torch.randn(64, 8).index_fill(0, torch.tensor(0), 1e6)

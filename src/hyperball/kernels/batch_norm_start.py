@@ -74,8 +74,9 @@ def rough_median(rows: Tensor) -> Tensor:
 def start(rows: Tensor, c: Tensor, e: Estimator, beta: Tensor | None = None) -> tuple[Tensor, Tensor]:
     """The median, and the median of |x - median| in units of a standard deviation; where that is 0, the mean of it.
 
-    Where more than 1 - beta/(the largest 2·chi) of the samples are the median, the minimum is at s = 0, which steps
-    approach slowly, so it starts there.
+    Where more than 1 - beta/(the largest 2·chi) of the samples are the median and the others lie evenly on both sides
+    of it, the minimum is at s = 0, which steps approach slowly, so it starts there; from there they also find the s > 0
+    of samples that lie on one side.
     """
     rows = rows[0]
     m = rough_median(rows)
