@@ -105,6 +105,13 @@ def test_the_quick_scale_of_the_cifar_tables_is_what_its_words_say():
         assert text in quick.reduction.words
 
 
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("name", TRAINED)
+def test_no_two_published_cells_of_a_table_are_the_same_run(name, scale):
+    recipes = [entry.recipe for entry in trained(name).at(scale).entries if entry.kind == "published"]
+    assert [recipe for recipe in recipes if recipes.count(recipe) > 1] == []
+
+
 @pytest.mark.parametrize("scale", ["quick", "quarter", "half"])
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_schedule_is_compressed_once(name, scale):
