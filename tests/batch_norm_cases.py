@@ -252,6 +252,17 @@ def test_second_derivatives_are_the_twin_s():
     assert error(*results) < 1e-3
 
 
+def test_derivatives_with_a_graph_count_an_input_once_that_others_depend_on():
+    found = []
+    for kind in (torch.float32, torch.float64):
+        leaf = normal(12, 2).to(kind).requires_grad_()
+        y = robust_batch_norm(leaf, None, None, leaf[0].square() + 1, leaf[1], training=True, penalty="pseudo_huber")
+        (grad,) = torch.autograd.grad(y.pow(3).sum(), leaf, create_graph=True)
+        found.append([grad, *torch.autograd.grad(grad.square().sum(), leaf)])
+    for ours, exact in zip(*found, strict=True):
+        assert error(ours, exact) < 1e-3
+
+
 def test_running_statistics_follow_a_momentum_that_is_a_tensor_too():
     x = normal(50, 3)
     followed = []

@@ -154,3 +154,37 @@ def test_inputs_in_any_layout_and_second_derivatives_of_a_block():
     truth = copy.deepcopy(blocks).double()
     wide = x.detach().double().requires_grad_()
     assert error(penalty(blocks, x), penalty(truth, wide)) < 1e-3
+
+
+def twice(layer, x):
+    return layer(layer(x))
+
+
+def with_itself(block, x):
+    return block(x, x)
+
+
+def unit(block, x):
+    return block(block(x), x)
+
+
+@pytest.mark.parametrize(
+    "kind, options, run",
+    [
+        (hb.nn.DecoupledConv2d, {"weighting": "linear"}, torch.nn.Module.__call__),
+        (hb.nn.DecoupledConv2d, {"weighting": "joint"}, torch.nn.Module.__call__),
+        (hb.nn.DecoupledConv2d, {}, twice),
+        (hb.nn.DecoupledConvBNAct, {"activation": "prelu"}, with_itself),
+        (hb.nn.DecoupledConvBNAct, {"activation": "prelu"}, unit),
+    ],
+)
+def test_derivatives_with_a_graph_count_an_input_once_that_another_depends_on(kind, options, run):
+    module = kind(8, 8, 3, padding=1, **options).to(DEVICE)
+    truth = copy.deepcopy(module).double()
+    found = []
+    for each, x in ((module, random(2, 8, 4, 4, seed=1)), (truth, random(2, 8, 4, 4, seed=1).double())):
+        leaves = [x.requires_grad_(), *each.parameters()]
+        first = torch.autograd.grad(run(each, x).square().sum(), leaves, create_graph=True)
+        found.append([*first[:2], *torch.autograd.grad(first[0].square().sum(), leaves[:2])])
+    for ours, exact in zip(*found, strict=True):
+        assert error(ours, exact) < 1e-4

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from hyperball.kernels.batch_norm import Estimator
 from hyperball.kernels.batch_norm_gradient import normalized
+from hyperball.kernels.replay import replayed
 from hyperball.kernels.triton.ops import on_its_device, runs_directly
 
 INPUTS = 8  # of the operator: x, c, weight, bias, and the estimator's name and shape, c as a number, eps
@@ -117,13 +118,13 @@ def _(
 
 def twin_gradients(v: Tensor, inputs: tuple[Any, ...], needed: tuple[bool, ...]) -> tuple[Tensor | None, ...]:
     """The gradients of the eager twin, differentiable themselves."""
-    x, c, weight, bias, name, shape, c_value, eps = inputs
-    wanted = [t for t, need in zip(inputs[:4], needed, strict=True) if need and t is not None]
-    with torch.enable_grad():
+    name, shape, c_value, eps = inputs[4:]
+
+    def function(x: Tensor, c: Tensor | None, weight: Tensor | None, bias: Tensor | None) -> Tensor:
         radius = torch.full((1,), c_value, device=x.device) if c is None else c
-        y, _, _ = normalized(x, radius.expand(x.shape[1]), weight, bias, eps, Estimator(name, shape))
-        found = iter(torch.autograd.grad(y, wanted, v, create_graph=True, allow_unused=True))
-    return tuple(next(found) if need and t is not None else None for t, need in zip(inputs[:4], needed, strict=True))
+        return normalized(x, radius.expand(x.shape[1]), weight, bias, eps, Estimator(name, shape))[0]
+
+    return tuple(replayed(function, inputs[:4], needed, v))
 
 
 def _pulled(ctx: Any, v: Tensor | None, apply: Any) -> tuple[Any, ...]:

@@ -20,6 +20,7 @@ from hyperball import radial as radial_table
 from hyperball.kernels import dispatch, native
 from hyperball.kernels.memory import dense, is_channels_last, is_dense, is_narrow, is_plain, restored
 from hyperball.kernels.norms import inverse, patch_norm
+from hyperball.kernels.replay import replayed
 from hyperball.kernels.window import Window
 from hyperball.rows import AnyValue, Value, flatten, rebuild
 
@@ -118,17 +119,6 @@ def refusal(magnitude: AnyValue, angular: Value) -> str:
 def serves(x: Tensor) -> bool:
     """Whether the lengths of x may be measured in C."""
     return is_plain(x) and x.numel() > 0 and is_channels_last(x) is not None and library().lengths is not None
-
-
-def replayed(function: Callable[..., Any], inputs: Sequence[Any], needed: Sequence[bool], grads: Any) -> list[Any]:
-    """The gradients of `function` by autograd; differentiable again where a graph is asked for."""
-    again = torch.is_grad_enabled()
-    with torch.enable_grad():
-        held = [t.view_as(t) if isinstance(t, Tensor) else t for t in inputs]
-        outputs = function(*held)
-    wanted = [t for t, need in zip(held, needed, strict=True) if need]
-    found = iter(torch.autograd.grad(outputs, wanted, grads, create_graph=again, allow_unused=True))
-    return [next(found) if need else None for need in needed]
 
 
 class PatchNorm(torch.autograd.Function):

@@ -11,6 +11,7 @@ from torch import Tensor
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
 from hyperball.kernels.norms import mean_length, norm
+from hyperball.kernels.replay import replayed
 from hyperball.kernels.triton.code import Code, read
 from hyperball.kernels.window import Window
 from hyperball.rows import AnyValue, Value
@@ -73,12 +74,11 @@ def gradients(
     needed: Sequence[bool], *settings: Any,
 ) -> tuple[Tensor | None, ...]:  # fmt: skip
     """The gradients of the eager twin, differentiable themselves."""
-    inputs = [x, weight, *parameters]
-    wanted = [t for t, need in zip(inputs, needed, strict=True) if need and t is not None]
-    with torch.enable_grad():
-        f = decoupled_conv(x, weight, parameters, running, *settings)
-        found = iter(torch.autograd.grad(f, wanted, v, create_graph=True, allow_unused=True))
-    return tuple(next(found) if need and t is not None else None for t, need in zip(inputs, needed, strict=True))
+
+    def function(x: Tensor, weight: Tensor, *parameters: Tensor | None) -> Tensor:
+        return decoupled_conv(x, weight, parameters, running, *settings)
+
+    return tuple(replayed(function, [x, weight, *parameters], needed, v))
 
 
 def decoupled_block(
@@ -104,9 +104,9 @@ def block_gradients(
     v: Tensor, dr: Tensor | None, inputs: Sequence[Tensor | None], needed: Sequence[bool], *settings: Any
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the eager block, differentiable themselves; those of given lengths come with x, theirs are 0."""
-    wanted = [t for t, need in zip(inputs, needed, strict=False) if need and t is not None]
-    with torch.enable_grad():
-        out, r = decoupled_block(inputs, *settings)
-        ends, starts = ((out, r), (v, dr)) if dr is not None else ((out,), (v,))
-        found = iter(torch.autograd.grad(ends, wanted, starts, create_graph=True, allow_unused=True))
-    return tuple(next(found) if need and t is not None else None for t, need in zip(inputs[:16], needed, strict=True))
+
+    def function(*held: Tensor | None) -> tuple[Tensor, ...]:
+        return decoupled_block(held, *settings)[: len(starts)]
+
+    starts = (v,) if dr is None else (v, dr)
+    return tuple(replayed(function, inputs, needed, starts))
