@@ -1,4 +1,4 @@
-# Needs Python 3.11 or later, make and a C++ compiler (torch.compile uses it on a CPU).
+# Needs Python 3.11 or later, make, a C compiler (the layers' own code) and a C++ compiler (torch.compile on a CPU).
 PYTHON  ?= python3
 VENV    ?= .venv
 WORKERS ?= 2

@@ -239,7 +239,7 @@ def test_rows_of_an_earlier_run_stay_with_their_date_where_a_later_one_ends_earl
     assert "\nsecond " not in out, "what was not measured is not in the table"
     printed = call(capsys, "--markdown", "x.json")[1]
     assert "**One convolution, partial** (CPU " in printed
-    assert "2026-02-02; in part of 2026-01-01 10:00)" in printed
+    assert "2026-02-02 20:00; in part of 2026-01-01 10:00)" in printed
     assert "| case | dtype | subject | reference | measured | ref. ms |" in printed
     assert "| first | fp32 | ours | nn.Conv2d |  |" in printed
     assert "| second | fp32 | ours | nn.Conv2d | 2026-01-01 10:00 |" in printed

@@ -4,6 +4,7 @@
 
 with the measured times plain and extra = decoupled − plain, a card's bandwidth B and dense bf16 rate R (B₀ and R₀ of
 the card that was measured) and the bytes of six passes, which the convolutions of a plain step read and write at least.
+A card is predicted from times of the kernels that it would run: implicit GEMMs leave six extra passes, cuDNN's nine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import re
 from dataclasses import dataclass
 
 from hyperball.bench.records import Record, Row
+from hyperball.kernels.triton.implicit_choice import CAPABILITY
 
 PASSES = 6
 BYTES = 2  # of a bf16 number
@@ -20,19 +22,25 @@ SUBJECT, REFERENCE = "tanh + cosine", "nn.Conv2d"
 
 @dataclass(frozen=True)
 class Card:
-    """A card of the makers' data sheets: terabytes a second, and bf16 teraflops without sparsity."""
+    """A card of the makers' data sheets: terabytes a second, bf16 teraflops without sparsity, compute capability."""
 
     name: str
     bandwidth: float
     rate: float
+    capability: tuple[int, int]
+
+    @property
+    def implicit(self) -> bool:
+        """Whether convolutions run as implicit GEMMs on it."""
+        return self.capability == CAPABILITY
 
 
 CARDS = (
-    Card("H200", 4.8, 989),
-    Card("H100 SXM", 3.35, 989),
-    Card("A100 80GB SXM", 2.04, 312),
-    Card("RTX 4090", 1.01, 165),
-    Card("L4", 0.30, 121),
+    Card("H200", 4.8, 989, (9, 0)),
+    Card("H100 SXM", 3.35, 989, (9, 0)),
+    Card("A100 80GB SXM", 2.04, 312, (8, 0)),
+    Card("RTX 4090", 1.01, 165, (8, 9)),
+    Card("L4", 0.30, 121, (8, 9)),
 )
 
 
@@ -55,12 +63,14 @@ def elements(case: str) -> int | None:
 
 
 def predictions(record: Record) -> list[tuple[Row, dict[str, float]]]:
-    """For each 3×3 convolution in bf16 inside graphs: the measured row and the ratios of the other cards."""
+    """For each 3×3 convolution in bf16 inside graphs: the measured row, and ratios of cards that run such kernels."""
     base, section = card_of(record.device), record.sections.get("conv")
     if base is None or section is None:
         return []
+    implicit = section.conditions.get("implicit_gemms", base.implicit)
+    alike = [card for card in CARDS if card != base and card.implicit == implicit]
     chosen = [row for row in section.rows if is_studied(row)]
-    return [(row, {card.name: of_row(row, base, card) for card in CARDS if card != base}) for row in chosen]
+    return [(row, {card.name: of_row(row, base, card) for card in alike}) for row in chosen]
 
 
 def is_studied(row: Row) -> bool:
@@ -79,7 +89,8 @@ def markdown(record: Record) -> str:
     rows = predictions(record)
     names = list(rows[0][1])
     lines = [
-        f"**Predictions, not measurements**, for {SUBJECT} over {REFERENCE}, forward + backward, bf16:", "",
+        f"**Predictions, not measurements**, for {SUBJECT} over {REFERENCE}, forward + backward, bf16, on cards that "
+        "convolve as this record does:", "",
         f"| convolution | {record.device}, measured | " + " | ".join(names) + " |", "|---|---|" + "---|" * len(names),
     ]  # fmt: skip
     for row, ratios in rows:

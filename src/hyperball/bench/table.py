@@ -8,6 +8,8 @@ from typing import Any
 from hyperball.bench import cards
 from hyperball.bench.records import Record, Row, Section
 
+Column = tuple[str, str]  # work and mode
+
 HEAD = (
     "case", "work", "dtype", "mode", "subject", "reference", "ms", "p20–p80", "ref. ms", "ratio", "p20–p80", "memory",
     "aim", "verdict",
@@ -131,8 +133,8 @@ def older(section: Section) -> list[str]:
     for date, held in section.earlier.items():
         rows = [row for row in section.rows if row.date == date]
         cases = len({(row.case, row.work, row.dtype) for row in rows})
-        text = f"kept from {moment(date)}: {counted(len(rows), 'row')} of {counted(cases, 'case')} ({described(held)})"
-        lines += ["; ".join([text, *held.get("notes", ())])]
+        what = f"{counted(len(rows), 'row')} of {counted(cases, 'case')} ({described({**held, 'date': ''})})"
+        lines += ["; ".join([f"kept from {moment(date)}: {what}", *held.get("notes", ())])]
     return lines
 
 
@@ -156,39 +158,50 @@ def described(held: Mapping[str, Any]) -> str:
     versions = held.get("versions", {})
     shown = [f"{name} {versions[name]}" for name in ("torch", "triton", "hyperball") if versions.get(name)]
     threads = [] if "NVIDIA" in str(held.get("device")) else [f"{held.get('threads')} threads"]
-    parts = [held.get("device", ""), *shown, *threads, str(held.get("date", ""))[:10]]
+    parts = [held.get("device", ""), *shown, *threads, moment(str(held.get("date", "")))]
     return ", ".join(part for part in parts if part) + ("; the machine was busy" if held.get("busy") else "")
 
 
 def tables(name: str, section: Section) -> str:
+    """A section's title with its conditions, its rows and its notes."""
+    title = f"**{TITLES.get(name, name)}{doubt(section)}** ({conditions_line(section)})"
+    notes = [f"- {note}" for note in remarks(section)]
+    return "\n".join([title, *(["", *pivot(section.rows)] if section.rows else []), *(["", *notes] if notes else [])])
+
+
+def pivot(rows: Sequence[Row]) -> list[str]:
     """One line a case, dtype, subject, reference and date; the works and modes are columns of ratios."""
-    columns = list(dict.fromkeys((row.work, row.mode) for row in section.rows))
-    lines: dict[tuple[str, ...], dict[tuple[str, str], Row]] = {}
-    for row in section.rows:
+    lines: dict[tuple[str, ...], dict[Column, Row]] = {}
+    for row in rows:
         key = row.case, row.dtype, row.subject, row.reference, moment(row.date)
         lines.setdefault(key, {})[row.work, row.mode] = row
-    one_mode = len({mode for _, mode in columns}) == 1
-    heads = [work if one_mode else f"{work}, {mode}" for work, mode in columns]
-    head = ["case", "dtype", "subject", "reference", "measured", "ref. ms", *heads, "memory", "aim", "verdict"]
-    body = [pivoted(key, found, columns) for key, found in lines.items()]
-    title = f"**{TITLES.get(name, name)}{doubt(section)}** ({conditions_line(section)})"
-    text = [title, *(["", *grid(head, body)] if body else [])]
-    notes = remarks(section)
-    return "\n".join([*text, *(["", *(f"- {note}" for note in notes)] if notes else [])])
+    one_mode = len({row.mode for row in rows}) == 1
+    heads = {(row.work, row.mode): row.work if one_mode else f"{row.work}, {row.mode}" for row in rows}
+    main = main_column(rows)
+    time = "ref. ms" if len(heads) == 1 else f"ref. ms: {heads[main]}"
+    head = ["case", "dtype", "subject", "reference", "measured", time, *heads.values(), "memory", "aim", "verdict"]
+    return grid(head, [pivoted(key, found, heads, main) for key, found in lines.items()])
 
 
-def pivoted(key: tuple[str, ...], found: dict[tuple[str, str], Row], columns: list[tuple[str, str]]) -> list[str]:
-    """The cells of one line; the reference's time is that of the column with an aim, else of the last."""
+def main_column(rows: Iterable[Row]) -> Column:
+    """The work and mode whose times of the reference and memory are shown: in a graph, and with an aim, if any is."""
+    best = max(rows, key=lambda row: (row.mode == "graph", bool(aim(row))))
+    return best.work, best.mode
+
+
+def pivoted(key: tuple[str, ...], found: dict[Column, Row], heads: dict[Column, str], main: Column) -> list[str]:
+    """The cells of one line; a line without the main column shows the time of another, and names it."""
+    column = main if main in found else main_column(found.values())
+    time = number(found[column].reference_median_ms) + ("" if column == main else f" ({heads[column]})")
+    ratios = [f"{found[place].ratio:.2f}" if place in found else "" for place in heads]
     aimed = [row for row in found.values() if aim(row)]
-    main = aimed[0] if aimed else list(found.values())[-1]
-    ratios = [f"{found[column].ratio:.2f}" if column in found else "" for column in columns]
     wanted = "; ".join(dict.fromkeys(aim(row) for row in aimed))
     said = [verdict(row) for row in aimed]
     missed = [f"{row.work}, {row.mode}: {text}" for row, text in zip(aimed, said, strict=True) if text != "reached"]
     outcome = "" if not aimed else "; ".join(missed) or "reached"
     outcome = "not reached" if len(missed) == len(aimed) == 1 and said[0] == "not reached" else outcome
     outcome += "".join(f", {number(row.seconds)} s" for row in aimed if row.seconds_aim is not None)
-    return [*key, number(main.reference_median_ms), *ratios, memory(main), wanted, outcome]
+    return [*key, time, *ratios, memory(found[column]), wanted, outcome]
 
 
 def grid(head: Sequence[str], body: Sequence[Sequence[str]]) -> list[str]:
@@ -231,7 +244,7 @@ def slopes(section: Section) -> str:
         sizes = sorted({size for fit in chosen for size in fit["sizes"]})
         head = [f"{axis}, ms", "mode", *map(str, sizes), "slope"]
         lines += [*grid(head, [sloped(fit, sizes) for fit in chosen]), ""]
-    lines += [f"- {note}" for note in (remarks(section) if section.missing or section.earlier else [])]
+    lines += [f"- {note}" for note in remarks(section)]
     return "\n".join(lines).rstrip()
 
 
