@@ -6,9 +6,10 @@ On the CPU this file needs TRITON_INTERPRET=1 before Triton is imported, so it i
 import math
 import os
 
+import numpy as np
 import pytest
 import torch
-from pooling_reference import TWIN_MINIMA, name_and_shape, phi, rows
+from pooling_reference import TWIN_MINIMA, least_total, name_and_shape, phi, rows, total
 
 from hyperball import functional as F
 from hyperball import radial
@@ -93,6 +94,64 @@ def test_of_two_minima_close_together_the_deeper_is_found():
     x = torch.tensor([TWIN_MINIMA, [-a for a in TWIN_MINIMA]], device=DEVICE)
     y = F.robust_pool(x, penalty="welsch")
     assert y.tolist() == pytest.approx([-0.224753, 0.224753], abs=1e-4)  # and not 1.00043, by 2e-4 of it worse
+
+
+def check_deepest(x, w=None):
+    """No point of a row has more of Σ w·exp(-z²/2) than welsch's center."""
+    y = F.robust_pool(x, penalty="welsch", weights=w)
+    for k in range(len(x)):
+        row, at = x[k].double().cpu().numpy(), y[k : k + 1].double().cpu().numpy()
+        weights = np.ones_like(row) if w is None else w[k].double().cpu().numpy()
+        ours = weights.sum() - total("welsch", at, row, 1.0, w=weights)[0]
+        assert ours >= (weights.sum() - least_total("welsch", row, w=weights)) * (1 - 4e-6), (k, at, row)
+
+
+def modes(count, n, distances, spread, seed=0):
+    """Rows of modes of equal mass: the first at 0, the others behind it at distances drawn between these bounds."""
+    generator = torch.Generator().manual_seed(seed)
+    gaps = [low + (high - low) * torch.rand(count, 1, generator=generator) for low, high in distances]
+    places = torch.cat([torch.zeros(count, 1), *gaps], 1).cumsum(1)
+    x = places[:, torch.arange(n) % places.shape[1]] + spread * torch.randn(count, n, generator=generator)
+    return x.to(DEVICE)
+
+
+@pytest.mark.parametrize("spread", [0.0, 0.1, 0.5])
+@pytest.mark.parametrize("distances", [[(0.5, 2.2)], [(2.0, 2.6)], [(2.2, 6.0)], [(2.2, 6.0)] * 2, [(2.0, 2.6)] * 3])
+def test_of_modes_of_nearly_equal_mass_welsch_takes_the_deepest(distances, spread):
+    check_deepest(modes(24, 12, distances, spread))
+
+
+def test_of_twins_of_nearly_equal_weight_welsch_takes_the_deeper():
+    x = modes(60, 8, [(1.95, 2.3)], 0.05)
+    even = torch.arange(8, device=DEVICE) % 2 == 0
+    check_deepest(x, torch.where(even, 1.0, 1.0 + 0.002 * random(60, 1, seed=3)))
+
+
+def test_a_narrow_mode_is_found_wherever_it_lies_between_the_points_of_a_grid():
+    x = 10 * torch.rand(16, 30, generator=torch.Generator().manual_seed(0)).to(DEVICE)
+    x[:, :6] = torch.linspace(0.2, 9.8, 16, device=DEVICE)[:, None]
+    check_deepest(x)
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_mode_at_the_end_of_a_row_is_found(sign):
+    x = 1.5 + 12 * torch.rand(12, 40, generator=torch.Generator().manual_seed(1)).to(DEVICE)
+    x[:, :9] = 0.0
+    x[6:, 9] = 60.0  # many runs of points lie between the mode and the other end
+    check_deepest(sign * x)
+
+
+def test_a_pair_among_scattered_samples_is_found():
+    x = 400 * random(12, 13, seed=2)
+    x[:, 5] = x[:, 7] + torch.linspace(0.1, 2.1, 12, device=DEVICE)
+    check_deepest(x)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30])
+def test_weights_count_as_shares_whatever_their_size(scale):
+    x, w = random(4, 21), random(4, 21, seed=2).abs() + 0.1
+    scaled = F.robust_pool(x, penalty="welsch", weights=scale * w)
+    assert error(scaled, F.robust_pool(x, penalty="welsch", weights=w)) < 1e-5
 
 
 @pytest.mark.parametrize("weighted", [False, True])

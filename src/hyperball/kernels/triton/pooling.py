@@ -1,9 +1,9 @@
 """The Triton kernel of robust pooling: a program reads its rows once, solves them in registers, writes a number each.
 
 The mathematics is that of `pooling_rows` and `pooling.c`: convex penalties by Newton's method inside a bracket, from
-the mean; others by the same from the two best points of a grid, or of the samples where these are fewer. A row
-without weights has its missing samples at y itself, where psi is 0 and psi' and s are 1, so that their number is
-subtracted and no product is formed. `pooling_samples` says what the tuples hold.
+the mean; others by the same from the two best points of a grid, or of the samples where these are fewer, welsch by
+`pooling_peaks`. A row without weights has its missing samples at y itself, where psi is 0 and psi' and s are 1, so that
+their number is subtracted and no product is formed. `pooling_samples` says what the tuples hold.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from hyperball.kernels.triton.pooling_peaks import highest_peak
 from hyperball.kernels.triton.pooling_samples import (
     deviation,
     fetch,
@@ -102,19 +103,16 @@ def solved(
 ) -> tl.tensor:  # fmt: skip
     """The center of every row by Newton's method from y, or the better of those from two starts; and its steps."""
     c, over, _far, shape = law
-    if P != "welsch":
-        vast = ~broken & ((high - low) * over > 1e12)  # halving such a bracket would take too many steps
-        if somewhere(vast):
-            middle = median(low, high, mass, broken, tile, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
-            y = tl.where(vast, middle, y)
+    vast = ~broken & ((high - low) * over > 1e12)  # halving such a bracket would take too many steps
+    if somewhere(vast):
+        middle = median(low, high, mass, broken, tile, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
+        y = tl.where(vast, middle, y)
     second, rival, lower, upper = y, broken & False, low, high
-    if P == "welsch" or P == "barron":
-        several = ~broken & (high > low)
-        if P == "barron":
-            several = several & (shape < 1.0)
+    if P == "barron":
+        several = ~broken & (high > low) & (shape < 1.0)
         if somewhere(several):
             first, second, rival = best_starts(
-                P, several, low, high, mass, live, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN
+                several, low, high, mass, live, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN
             )
             y = tl.where(several, first, y)
             lower, upper = local_bracket(
@@ -123,7 +121,7 @@ def solved(
     y, support, taken = newton(
         P, y, lower, upper, mass, broken, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN
     )
-    if P == "welsch" or P == "barron":
+    if P == "barron":
         y, taken = against_rival(
             P, y, taken, second, rival, low, high, mass, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR,
             BN,
@@ -182,6 +180,11 @@ def forward_kernel(
         y = tl.where(endless, total, (y + moved / safe) / unit)
     elif P == "absolute":
         y = median(low, high, mass, broken, tile, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
+    elif P == "welsch":
+        y, taken = highest_peak(
+            low, high, mass, broken, live, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN
+        )
+        y = y / unit
     else:
         y, taken = solved(
             P, y, low, high, mass, broken, live, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN

@@ -18,12 +18,6 @@ STEPS = tl.constexpr(100)
 FINE = tl.constexpr(1.0)  # of c: how far apart the points of barron's grid lie
 MISSED = tl.constexpr(0.125)  # of Σ w: by how much a score grows at most over half that distance, as psi' <= 1
 APART = tl.constexpr(1.5)  # of c: two starts of barron's that are to be followed are at least so far apart
-BELL = tl.constexpr(0.75)  # of c: how far apart the points of welsch's grid lie
-REACH = tl.constexpr(0.75)  # of that distance: how far from a point its peak is looked for
-INSIDE = tl.constexpr(1.0)  # of that distance: a second peak is no farther from the point that foretells it
-BESIDE = tl.constexpr(0.4)  # of c: two peaks that are to be followed are at least so far apart
-CLOSE = tl.constexpr(0.9)  # a second peak below this share of the best is not followed
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -79,29 +73,6 @@ def median(
 
 
 @triton.jit
-def foretold(
-    u: tl.tensor, low: tl.tensor, high: tl.tensor, tile: tl.tensor, law: tl.tensor, unit: tl.tensor,
-    place: tl.tensor, WEIGHTED: tl.constexpr, EVEN: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr,
-    LOOP: tl.constexpr, BN: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """The peak of welsch's score near u if log S is a parabola there, its height, and whether u is close to it.
-
-    With m = Σ w·psi/S and k = Σ w·psi'/S + (m/c)² the parabola of log S has its peak at u - m/k; it is exact where the
-    samples are normal.
-    """
-    c, over, _far, _shape = law
-    g, _, h, s = slopes("welsch", u, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
-    share = 1.0 / tl.maximum(s, 1e-37)
-    m = tl.minimum(tl.maximum(g * share * over, -8.0), 8.0)
-    k = tl.maximum(tl.minimum(h * share, 1.0) + m * m, 0.1)
-    step = m / k
-    held = tl.minimum(tl.maximum(step, -REACH * BELL), REACH * BELL)
-    peak = tl.minimum(tl.maximum(u - held * c, low), high)
-    held = (u - peak) * over
-    return peak, s * tl.exp2((m - 0.5 * k * held) * held * LOG2E), tl.abs(step) <= INSIDE * BELL
-
-
-@triton.jit
 def start_at(
     k: tl.tensor, on_grid: tl.tensor, off_grid: tl.tensor, width: tl.tensor, low: tl.tensor, high: tl.tensor,
     live: tl.tensor, unit: tl.tensor, place: tl.tensor, FLAT: tl.constexpr, WIDE: tl.constexpr, BR: tl.constexpr,
@@ -119,68 +90,46 @@ def start_at(
 
 @triton.jit
 def two_best(
-    P: tl.constexpr, several: tl.tensor, on_grid: tl.tensor, count: tl.tensor, low: tl.tensor, high: tl.tensor,
-    live: tl.tensor, tile: tl.tensor, law: tl.tensor, unit: tl.tensor, place: tl.tensor, WEIGHTED: tl.constexpr,
-    EVEN: tl.constexpr, FLAT: tl.constexpr, WIDE: tl.constexpr, LOOP: tl.constexpr, BR: tl.constexpr,
-    BN: tl.constexpr,
+    several: tl.tensor, on_grid: tl.tensor, count: tl.tensor, low: tl.tensor, high: tl.tensor, live: tl.tensor,
+    tile: tl.tensor, law: tl.tensor, unit: tl.tensor, place: tl.tensor, WEIGHTED: tl.constexpr, EVEN: tl.constexpr,
+    FLAT: tl.constexpr, WIDE: tl.constexpr, LOOP: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Of the first `count` starts the best and the best apart from it, and their scores; welsch's at their peaks."""
-    c = law[0]
-    if P == "welsch":
-        width, apart = c * BELL, c * BESIDE
-    else:
-        width, apart = c * FINE, c * APART
+    """Of the first `count` starts the best and the best apart from it, and their scores."""
+    width, apart = law[0] * FINE, law[0] * APART
     off_grid = somewhere(several & ~on_grid)
     u1, u2 = low, low
     v1 = tl.full([BR, 1], float("-inf"), tl.float32)
     v2 = tl.full([BR, 1], float("-inf"), tl.float32)
-    inside1 = several
     for k in range(0, tl.max(tl.max(count, axis=1), axis=0)):
         u = start_at(k, on_grid, off_grid, width, low, high, live, unit, place, FLAT, WIDE, BR)
-        if P == "welsch":
-            u, v, inside = foretold(u, low, high, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
-        else:
-            v = scores(P, u, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
-            inside = several
+        v = scores("barron", u, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BN)
         tried = k < count
         near = tl.abs(u - u1) <= apart
         better = tried & (v > v1)
-        handed = better & ~near & inside1
-        second = tried & ~better & ~near & inside & (v > v2)
+        handed = better & ~near
+        second = tried & ~better & ~near & (v > v2)
         u2 = tl.where(handed, u1, tl.where(second, u, u2))
         v2 = tl.where(handed, v1, tl.where(second, v, v2))
-        inside1 = (better & (inside | (near & inside1))) | (~better & (inside1 | (tried & near & inside)))
         u1, v1 = tl.where(better, u, u1), tl.where(better, v, v1)
-        if P == "welsch":
-            v2 = tl.where(better & (tl.abs(u2 - u1) <= apart), float("-inf"), v2)
     return u1, v1, u2, v2
 
 
 @triton.jit
 def best_starts(
-    P: tl.constexpr, several: tl.tensor, low: tl.tensor, high: tl.tensor, mass: tl.tensor, live: tl.tensor,
-    tile: tl.tensor, law: tl.tensor, unit: tl.tensor, place: tl.tensor, WEIGHTED: tl.constexpr, EVEN: tl.constexpr,
-    FLAT: tl.constexpr, WIDE: tl.constexpr, LOOP: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
+    several: tl.tensor, low: tl.tensor, high: tl.tensor, mass: tl.tensor, live: tl.tensor, tile: tl.tensor,
+    law: tl.tensor, unit: tl.tensor, place: tl.tensor, WEIGHTED: tl.constexpr, EVEN: tl.constexpr, FLAT: tl.constexpr,
+    WIDE: tl.constexpr, LOOP: tl.constexpr, BR: tl.constexpr, BN: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
-    """Of a grid, or of the samples where these are fewer, the best start, a second one that is apart from it, and
+    """Of a grid, or of the samples where these are fewer, barron's best start, a second one that is apart from it, and
     whether that may lead to a better minimum."""
     n = place[2]
-    if P == "welsch":
-        width = law[0] * BELL
-    else:
-        width = law[0] * FINE
-    cells = tl.where(several, tl.minimum((high - low) / width, 1e9), 0.0)
+    cells = tl.where(several, tl.minimum((high - low) / (law[0] * FINE), 1e9), 0.0)
     on_grid = cells <= n.to(tl.float32)
     count = tl.where(several, tl.minimum(cells.to(tl.int32) + 1, n), 0)
     u1, v1, u2, v2 = two_best(
-        P, several, on_grid, count, low, high, live, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN
+        several, on_grid, count, low, high, live, tile, law, unit, place, WEIGHTED, EVEN, FLAT, WIDE, LOOP, BR, BN
     )
-    rival = several & (v2 > float("-inf"))
-    if P == "welsch":
-        rival = rival & (v2 > v1 * CLOSE)
-    else:
-        rival = rival & (~on_grid | (v2 > v1 - mass * MISSED))
-    return u1, u2, rival
+    return u1, u2, several & (v2 > float("-inf")) & (~on_grid | (v2 > v1 - mass * MISSED))
 
 
 @triton.jit
@@ -226,7 +175,7 @@ def newton(
         support = tl.where(done, support, h)
         low, high = tl.where(g < 0, y, low), tl.where(g > 0, y, high)
         slope = h
-        if P == "welsch" or P == "barron":
+        if P == "barron":
             slope = tl.where(h > 1e-4 * s, h, s)
         target = y - g / tl.maximum(slope, 1e-37)
         accepted = (slope > 0) & (target >= low) & (target <= high) & (tl.abs(target - y) <= before * 0.5)
