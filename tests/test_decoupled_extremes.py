@@ -2,6 +2,7 @@
 
 import copy
 import itertools
+import math
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from hypothesis import strategies as st
 
 from hyperball import functional as F
 from hyperball import nn, radial
+from hyperball.functional.windows import convolution_window
 from hyperball.kernels import decoupled_native as native
+from hyperball.kernels.norms import patch_norm
 
 OPERATORS = [
     (m, g, w)
@@ -72,10 +75,31 @@ def test_float16_inputs_near_the_limit_give_finite_outputs(magnitude, angular):
 
 
 @pytest.mark.parametrize("scale", [1e-200, 1e200])
-def test_float64_norms_hold_where_squares_do_not(scale):
-    x, w = torch.randn(1, 2, 4, 4, dtype=torch.float64), torch.randn(3, 2, 3, 3, dtype=torch.float64)
-    large = F.decoupled_conv2d(x * scale, w, magnitude=f"ball(rho={2 * scale})", angular="square_cosine")
-    torch.testing.assert_close(large, F.decoupled_conv2d(x, w, magnitude="ball(rho=2)", angular="square_cosine"))
+@pytest.mark.parametrize(
+    "convolve, geometry",
+    [
+        (F.decoupled_conv2d, {}),
+        (F.decoupled_conv2d, {"padding": 4, "stride": 2, "dilation": 2}),
+        (F.decoupled_conv2d, {"groups": 2, "padding": (0, 2)}),
+        (F.decoupled_conv_transpose2d, {"stride": 3, "output_padding": 1, "dilation": 2}),
+        (F.decoupled_conv_transpose2d, {"groups": 2, "padding": 2}),
+    ],
+)
+def test_float64_norms_hold_where_squares_do_not(scale, convolve, geometry):
+    x = torch.randn(1, 4, 6, 6, dtype=torch.float64)
+    w = torch.randn(4, 4 // geometry.get("groups", 1), 3, 3, dtype=torch.float64)
+    options = {"angular": "square_cosine", **geometry}
+    large = convolve(x * scale, w, magnitude=f"ball(rho={2 * scale})", **options)
+    torch.testing.assert_close(large, convolve(x, w, magnitude="ball(rho=2)", **options))
+
+
+def test_every_patch_has_its_own_scale():
+    x = torch.randn(2, 3, 7, 7, dtype=torch.float64) * 10.0 ** torch.randint(-250, 250, (2, 1, 7, 7)).double()
+    window = convolution_window(2, x.shape, torch.empty(1, 3, 3, 3), 2, 1, 1, 1)
+    patches = torch.nn.functional.unfold(x, 3, padding=1, stride=2)
+    largest = patches.abs().amax(1, keepdim=True)
+    expected = (patches / largest).norm(dim=1, keepdim=True) * largest
+    torch.testing.assert_close(patch_norm(x, window).flatten(2), expected, rtol=1e-12, atol=0.0)
 
 
 def numbers(largest: float):
@@ -109,13 +133,40 @@ def test_any_float16_input_gives_bounded_outputs_of_bounded_operators(values, ma
         assert (out.abs() <= 1.01).all()
 
 
-def test_nan_stays_where_it_is():
-    x = torch.randn(2, 3, 8, 8)
-    x[0, 0, 0, 0] = float("nan")
-    out = F.decoupled_conv2d(x, torch.randn(4, 3, 3, 3), magnitude="tanh", angular="linear")
-    assert out[0, :, 0, 0].isnan().all()
-    assert out[0, :, 1:, 1:].isfinite().all()
-    assert out[1].isfinite().all()
+def output_and_input_gradient(x, weight, angular):
+    x = x.clone().requires_grad_()
+    out = F.decoupled_conv2d(x, weight, magnitude="tanh", angular=angular)
+    return out, torch.autograd.grad(out.sum(), x)[0]
+
+
+BROKEN = [(value, dtype) for value in (float("nan"), float("inf")) for dtype in DTYPES]
+BROKEN += [(1e160, torch.float64), (1e300, torch.float64), (1e30, torch.float32), (1e30, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("angular", ["cosine", "linear"])
+@pytest.mark.parametrize("value, dtype", BROKEN)
+def test_a_broken_pixel_stays_in_the_patches_that_contain_it(value, dtype, angular, tolerance):
+    x, weight = torch.randn(2, 3, 8, 8).to(dtype), torch.randn(4, 3, 3, 3).to(dtype)
+    broken = x.clone()
+    broken[0, 0, 0, 0] = value
+    out, gradient = output_and_input_gradient(broken, weight, angular)
+    expected, its_gradient = output_and_input_gradient(x, weight, angular)
+    if math.isnan(value):
+        assert out[0, :, 0, 0].isnan().all()
+    out[0, :, 0, 0] = expected[0, :, 0, 0]
+    gradient[0, :, :3, :3] = its_gradient[0, :, :3, :3]
+    torch.testing.assert_close(out, expected, **tolerance(dtype))
+    torch.testing.assert_close(gradient, its_gradient, **tolerance(dtype))
+
+
+def test_a_huge_pixel_changes_no_other_patch_under_vmap_either():
+    x, weight = torch.randn(2, 3, 8, 8, dtype=torch.float64), torch.randn(4, 3, 3, 3, dtype=torch.float64)
+    call = lambda x: F.decoupled_conv2d(x, weight, magnitude="tanh", angular="linear")  # noqa: E731
+    expected = call(x)
+    x[0, 0, 0, 0] = 1e300
+    out = torch.func.vmap(call)(x)
+    out[0, :, 0, 0] = expected[0, :, 0, 0]
+    torch.testing.assert_close(out, expected)
 
 
 @pytest.fixture(params=["native", "eager"])

@@ -29,6 +29,7 @@ CONVOLUTIONS: dict[tuple[int, bool], Any] = {
 COSINE = angular_table.parse("cosine")
 POINT = Window((), (), (), ())  # of rows without positions
 ROWS = Shape()
+BEYOND_HALF = 1e30  # longer than any finite float16 vector
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,10 +322,11 @@ def with_even_padding(x: Tensor, window: Window) -> tuple[Tensor, Window]:
 
 
 def overflow_guard(n: Tensor | None, filters: Filters) -> Tensor | None:
-    """A power of two that keeps |y| <= n·m within float16; 1 as a rule."""
+    """A power of two that keeps |y| <= n·m within float16; 1 as a rule. Patches that hold inf or nan have no say."""
     if n is None or n.numel() == 0:
         return None
-    bound = n.detach().amax() * filters.length.detach().amax().clamp(min=1.0)
+    finite = torch.where(n.detach() < BEYOND_HALF, n.detach(), 0.0)
+    bound = finite.amax() * filters.length.detach().amax().clamp(min=1.0)
     return torch.exp2(bound.clamp(min=1.0).log2().ceil().sub(15.0).clamp(min=0.0))
 
 

@@ -17,12 +17,12 @@ def is_plain(*tensors: Tensor | None) -> bool:
     """Whether all are ordinary float32 tensors of the CPU, and nothing records or transforms what is computed."""
     if torch.compiler.is_compiling() or dispatch.is_exporting():
         return False
-    if dispatch.is_transformed() or dispatch.has_tangents() or _modes():
+    if dispatch.is_transformed() or dispatch.has_tangents() or modes():
         return False
     return all(is_dense(t) for t in tensors if t is not None)
 
 
-def _modes() -> int:
+def modes() -> int:
     """How many dispatch modes are active: they must see every operator."""
     count = getattr(torch._C, "_len_torch_dispatch_stack", None)
     return int(count()) if count else 0

@@ -1,7 +1,8 @@
 """Norms of patches and filters: exact, in float32 or float64, with gradient 0 at 0.
 
 Sums of squares of float32 and narrower inputs are formed in float64, where nothing overflows or underflows;
-float64 inputs are divided by a power of two near their largest entry first.
+float64 inputs are divided by a power of two near their largest entry first: that of the vector, or of a patch, never of
+a whole image, so that what is huge, infinite or not a number stays in the patches that contain it.
 """
 
 from __future__ import annotations
@@ -11,8 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from hyperball.kernels.window import Window, box_sum
+from hyperball.kernels.memory import modes
+from hyperball.kernels.reading import can_look
+from hyperball.kernels.window import Window, box_sum, scaled_box_sum
 from hyperball.radial_functions import hypotenuse
+
+SAFE = (1e-150, 1e150)  # the largest entries of float64 vectors whose squares have a sum
 
 
 def norm_dtype(x: Tensor) -> torch.dtype:
@@ -40,8 +45,9 @@ class SumOfSquares(torch.autograd.Function):
         wide = wide_dtype(x)
         if scale is not None:
             return (x / scale).square().sum(dims, keepdim=True, dtype=wide)
-        if torch.compiler.is_compiling():
+        if torch.compiler.is_compiling() or x.dtype == wide:
             return cast(x, wide).square().sum(dims, keepdim=True)
+        # Slower than squares and their sum, but without a wider copy of x.
         return torch.linalg.vector_norm(x, 2, dims, keepdim=True, dtype=wide).square()
 
     @staticmethod
@@ -126,12 +132,22 @@ def root(q: Tensor, scale: Tensor | None, dtype: torch.dtype) -> Tensor:
 
 
 def power_of_two(x: Tensor, dims: tuple[int, ...]) -> Tensor | None:
-    """A power of two near max|x| over `dims`, at least the smallest normal; None where squares cannot overflow."""
+    """A power of two near max|x| over `dims`, at least the smallest normal; None where squares are safe without."""
     if x.dtype != wide_dtype(x):
         return None
     largest = x.detach().abs().amax(dims, keepdim=True)
+    if squares_fit(largest):
+        return None
     largest = largest.clamp(torch.finfo(x.dtype).tiny, torch.finfo(x.dtype).max)
     return torch.exp2(largest.log2().floor())
+
+
+def squares_fit(largest: Tensor) -> bool:
+    """Whether a look at the largest entries, where that is free, shows that squares neither overflow nor vanish."""
+    if largest.device.type != "cpu" or modes() or not can_look(largest):
+        return False
+    low, high = SAFE
+    return bool((((largest > low) & (largest < high)) | (largest == 0)).all())
 
 
 def norm(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -143,10 +159,11 @@ def norm(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 def patch_norm(x: Tensor, window: Window) -> Tensor:
     """n[b, g, p] = ‖patch‖ over the channels of group g and the window at p; x is [batch, channels, *spatial]."""
     grouped = x.unflatten(1, (window.groups, -1)) if window.groups > 1 else x.unsqueeze(1)
-    scale = power_of_two(grouped, tuple(range(1, grouped.dim())))
+    scale = power_of_two(grouped, (2,))
     squares = sum_of_squares(grouped, scale, (2,)).squeeze(2)
-    scale = None if scale is None else scale.squeeze(2)
-    return root(box_sum(squares, window), scale, norm_dtype(x))
+    if scale is None:
+        return root(box_sum(squares, window), None, norm_dtype(x))
+    return root(*scaled_box_sum(squares, scale.squeeze(2), window), norm_dtype(x))
 
 
 def inverse(n: Tensor) -> Tensor:

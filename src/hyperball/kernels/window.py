@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -40,21 +42,42 @@ def box_sum(q: Tensor, window: Window) -> Tensor:
 
     For a transposed convolution: the sum, for every output position, over the inputs that contribute to it.
     """
-    if window.is_point:
-        return q
-    for dim in range(window.dims):
-        axis = q.dim() - window.dims + dim
-        q = _scattered(q, axis, window, dim) if window.transposed else _gathered(q, axis, window, dim)
+    if not window.is_point:
+        for dim in range(window.dims):
+            q = reduce(torch.add, taps(q, window, dim))
     return q
 
 
-def _gathered(q: Tensor, axis: int, window: Window, dim: int) -> Tensor:
-    before, after = window.padding[dim]
-    q = pad_axis(q, axis, before, after)
-    return sum_taps(q, axis, window.kernel[dim], window.stride[dim], window.dilation[dim])
+def scaled_box_sum(q: Tensor, scale: Tensor, window: Window) -> tuple[Tensor, Tensor]:
+    """q' and s with s²·q' = Σ a²·q over every window, where s, its largest scale a, is that window's own."""
+    if not window.is_point:
+        for dim in range(window.dims):
+            scales = taps(scale, window, dim)
+            scale = reduce(torch.maximum, scales).clamp(min=torch.finfo(scale.dtype).tiny)  # 0 in padding alone
+            parts = zip(taps(q, window, dim), scales, strict=True)
+            q = reduce(torch.add, [part * (held / scale).square() for part, held in parts])
+    return q, scale
 
 
-def _scattered(q: Tensor, axis: int, window: Window, dim: int) -> Tensor:
+def taps(q: Tensor, window: Window, dim: int) -> list[Tensor]:
+    """For every tap along a spatial dimension, what it reads at each output position, zeros included."""
+    axis = q.dim() - window.dims + dim
+    arrange = _spaced if window.transposed else _padded
+    q, stride = arrange(q, axis, window, dim), 1 if window.transposed else window.stride[dim]
+    end, dilation = q.shape[axis] - window.reach(dim), window.dilation[dim]
+    index: list[slice] = [slice(None)] * q.dim()
+    parts = []
+    for tap in range(window.kernel[dim]):
+        index[axis] = slice(tap * dilation, tap * dilation + end, stride)
+        parts.append(q[tuple(index)])
+    return parts
+
+
+def _padded(q: Tensor, axis: int, window: Window, dim: int) -> Tensor:
+    return pad_axis(q, axis, *window.padding[dim])
+
+
+def _spaced(q: Tensor, axis: int, window: Window, dim: int) -> Tensor:
     """Put stride - 1 zeros between the inputs; then every output gathers from them with stride 1."""
     if window.stride[dim] > 1:
         length = (q.shape[axis] - 1) * window.stride[dim] + 1
@@ -62,8 +85,7 @@ def _scattered(q: Tensor, axis: int, window: Window, dim: int) -> Tensor:
         q = spaced.flatten(axis, axis + 1).narrow(axis, 0, length)
     before, after = window.padding[dim]
     reach = window.reach(dim)
-    q = pad_axis(q, axis, reach - before, reach - after + window.output_padding[dim])
-    return sum_taps(q, axis, window.kernel[dim], 1, window.dilation[dim])
+    return pad_axis(q, axis, reach - before, reach - after + window.output_padding[dim])
 
 
 def pad_axis(q: Tensor, axis: int, before: int, after: int) -> Tensor:
@@ -73,16 +95,3 @@ def pad_axis(q: Tensor, axis: int, before: int, after: int) -> Tensor:
     widths = [0] * (2 * (q.dim() - axis))
     widths[-2:] = [before, after]
     return F.pad(q, widths)
-
-
-def sum_taps(q: Tensor, axis: int, taps: int, stride: int, dilation: int) -> Tensor:
-    """out[i] = Σ_k q[i·stride + k·dilation] along one axis."""
-    end = q.shape[axis] - dilation * (taps - 1)
-    index: list[slice] = [slice(None)] * q.dim()
-    total = None
-    for tap in range(taps):
-        index[axis] = slice(tap * dilation, tap * dilation + end, stride)
-        part = q[tuple(index)]
-        total = part if total is None else total + part
-    assert total is not None
-    return total
