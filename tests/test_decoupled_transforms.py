@@ -1,10 +1,12 @@
 """compile, export, ONNX, vmap and torch.func over decoupled layers."""
 
+import copy
 import itertools
 
 import pytest
 import torch
-from torch.func import functional_call, grad, hessian, jvp, vmap
+from torch.func import functional_call, grad, hessian, jacfwd, jacrev, jvp, vmap
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import hyperball as hb
 from hyperball import functional as F
@@ -97,6 +99,12 @@ def test_exported_equals_eager_with_a_dynamic_batch(operator):
     torch.testing.assert_close(program.module()(more), layer(more))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_make_fx_records_a_layer_without_looking_at_its_input(dtype, tolerance):
+    layer, x, more = layer_of(OPERATORS[0]).to(dtype).eval(), *torch.randn(2, 2, 4, 6, 6, dtype=dtype)
+    torch.testing.assert_close(make_fx(layer)(x)(1e3 * more), layer(1e3 * more), **tolerance(dtype))
+
+
 @pytest.mark.parametrize("operator", OPERATORS)
 def test_onnx_runs_and_equals_eager(operator, tmp_path):
     pytest.importorskip("onnxscript")
@@ -112,6 +120,35 @@ def test_onnx_runs_and_equals_eager(operator, tmp_path):
 def test_vmap_over_inputs_equals_a_loop(operator):
     layer, xs = layer_of(operator, groups=2).eval(), torch.randn(3, 2, 4, 6, 6)
     torch.testing.assert_close(vmap(layer)(xs), torch.stack([layer(x) for x in xs]))
+
+
+@pytest.mark.parametrize("transformed", [vmap, jacrev, jacfwd, lambda f: lambda x: jvp(f, (x,), (x,))])
+@pytest.mark.parametrize(
+    "layer, shape",
+    [
+        (hb.nn.DecoupledConv2d(3, 4, 3), (2, 1, 3, 5, 5)),
+        (hb.nn.DecoupledConvTranspose1d(3, 4, 3, magnitude="linear + tanh"), (2, 1, 3, 5)),
+        (hb.nn.DecoupledLinear(3, 4), (2, 5, 3)),
+    ],
+)
+def test_a_relative_radius_that_trains_says_what_to_do_inside_a_transform(transformed, layer, shape):
+    xs, layer = torch.randn(shape), copy.deepcopy(layer)
+    x = xs if transformed is vmap else xs[0]
+    with pytest.raises(RuntimeError, match=rf"{type(layer).__name__} got .*training mode.*eval.*relative=False"):
+        transformed(layer)(x)
+    assert layer.magnitude.batches == 0
+    transformed(layer.eval())(x)
+
+
+def test_a_relative_radius_trains_inside_a_transform_that_is_given_its_buffers():
+    layer, xs = layer_of(OPERATORS[0]), torch.randn(3, 2, 4, 6, 6)
+    twins = [copy.deepcopy(layer) for _ in xs]
+    state, buffers = dict(layer.named_parameters()), dict(layer.named_buffers())
+    many = {name: torch.stack([held] * 3) for name, held in buffers.items()}
+    out = vmap(lambda buffers, x: functional_call(layer, (state, buffers), (x,)))(many, xs)
+    torch.testing.assert_close(out, torch.stack([twin(x) for twin, x in zip(twins, xs, strict=True)]))
+    for index, twin in enumerate(twins):
+        torch.testing.assert_close(many["magnitude.running_length"][index], twin.magnitude.running_length)
 
 
 def test_vmap_over_weights_equals_a_loop():
@@ -150,6 +187,30 @@ def test_hessians_by_forward_over_reverse_are_symmetric():
     matrix = hessian(lambda x: layer(x[None]).square().sum())(x).reshape(36, 36)
     torch.testing.assert_close(matrix, matrix.T)
     assert matrix.abs().max() > 0
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize(
+    "layer, shape",
+    [
+        (hb.nn.DecoupledConv2d(3, 4, 3), (2, 3, 5, 5)),
+        (hb.nn.DecoupledConvTranspose2d(3, 4, 3), (2, 3, 5, 5)),
+        (hb.nn.DecoupledLinear(3, 4), (2, 3)),
+        (hb.nn.NormalizedLinear(3, 4), (2, 3)),
+    ],
+)
+def test_torch_fx_records_a_layer_as_one_call_like_torchs_own(layer, shape, frozen):
+    norm = torch.nn.BatchNorm2d(4) if len(shape) == 4 else torch.nn.BatchNorm1d(4)
+    model = torch.nn.Sequential(copy.deepcopy(layer), norm).eval()
+    model = hb.freeze(model) if frozen else model
+    traced, x = torch.fx.symbolic_trace(model), torch.randn(shape)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["0", "1"]
+    torch.testing.assert_close(traced(x), model(x))
+
+
+def test_torch_fx_is_told_that_a_layer_alone_is_nothing_to_trace():
+    with pytest.raises(ValueError, match=r"`root` must be a model.*got DecoupledConv2d"):
+        torch.fx.symbolic_trace(hb.nn.DecoupledConv2d(3, 4, 3))
 
 
 @pytest.mark.gpu

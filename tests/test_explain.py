@@ -17,6 +17,16 @@ def test_a_layer_is_explained_with_its_operator_radius_and_kernel():
     assert all(topic in str(explanation) for topic in ("operator", "radius", "kernel"))
 
 
+def test_an_explanation_is_a_mapping_from_topics_to_texts():
+    explanation = hb.explain(hb.nn.DecoupledConv2d(3, 8, 3))
+    assert list(explanation) == list(explanation.keys()) == ["operator", "radius", "kernel"]
+    assert "kernel" in explanation
+    assert "kernels" not in explanation
+    assert explanation.get("kernels") is None
+    assert dict(explanation) == {topic: explanation[topic] for topic in explanation}
+    assert len(explanation) == 3
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_under_autocast_a_layer_says_that_it_runs_eagerly_as_it_does(dtype):
     layer, x, w = hb.nn.DecoupledConv2d(3, 8, 3), torch.empty(0, 3, 8, 8), torch.empty(4, 3, 3, 3)

@@ -48,6 +48,36 @@ def test_gradients_still_reach_the_input(tolerance):
     torch.testing.assert_close(got, expected, **tolerance(torch.float64))
 
 
+ONE_TO_ONE = [
+    (C.DecoupledConv2d, nn.BatchNorm2d, (1, 1), (2, 1, 1, 1)),
+    (C.DecoupledConvTranspose1d, nn.BatchNorm1d, (1,), (2, 1, 1)),
+    (C.DecoupledLinear, nn.BatchNorm1d, (), (2, 1)),
+]
+
+
+@pytest.mark.parametrize("angular", ["cosine", "square_cosine"])
+@pytest.mark.parametrize("layer, norm, size, shape", ONE_TO_ONE)
+def test_a_bias_that_takes_a_large_mean_away_is_not_rounded_to_half_precision(layer, norm, size, shape, angular):
+    model = nn.Sequential(layer(1, 1, *([size] if size else []), magnitude="linear", angular=angular), norm(1, eps=0.0))
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[1].running_mean.fill_(256.0)
+        model[1].bias.fill_(-0.75)
+    model, x = model.eval(), torch.tensor([256.0, 258.0]).reshape(shape).bfloat16()
+    expected = torch.tensor([-0.75, 1.25]).reshape(shape).bfloat16()
+    for frozen in (freeze(model).bfloat16(), freeze(copy.deepcopy(model).bfloat16())):
+        torch.testing.assert_close(frozen(x), expected)
+
+
+def test_a_plain_filter_in_half_precision_is_rounded_once_with_the_scale_that_it_takes_in():
+    layer, norm = C.DecoupledLinear(8, 16, magnitude="linear"), nn.BatchNorm1d(16, eps=0.0)
+    nn.init.uniform_(norm.weight, 0.5, 2.0)
+    model = nn.Sequential(layer, norm).eval().bfloat16()
+    unit = nn.functional.normalize(layer.weight.detach().double())
+    expected = (unit * norm.weight.detach().double()[:, None]).bfloat16()
+    torch.testing.assert_close(freeze(model)[0].filter, expected, rtol=0.0, atol=0.0)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("operator", [{}, {"angular": "square_cosine", "weighting": "joint"}], ids=str)
 def test_half_precision_stays_as_close_as_the_unfrozen_model(dtype, operator, tolerance):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,14 +37,20 @@ from hyperball.rows import AnyValue, Value
 
 
 @dataclass(frozen=True)
-class Explanation:
-    """Lines of (topic, text); printing it aligns them."""
+class Explanation(Mapping[str, str]):
+    """Texts by topic, in the order of `lines`; printing it aligns them."""
 
     subject: str
     lines: tuple[tuple[str, str], ...]
 
     def __getitem__(self, topic: str) -> str:
         return dict(self.lines)[topic]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict(self.lines))
+
+    def __len__(self) -> int:
+        return len(dict(self.lines))
 
     def __str__(self) -> str:
         width = max(len(topic) for topic, _ in self.lines)

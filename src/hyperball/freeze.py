@@ -236,8 +236,10 @@ def freeze(model: nn.Module) -> nn.Module:
     activation that it holds), where a trace of forward with its default arguments shows that the layer feeds it alone
     and that both are called once. Of a model that cannot be traced, every child with a forward of its own is looked at
     by itself and taken to be called as a whole; an nn.Sequential is not, since models iterate over those. Layers with
-    hooks, with a forward of their own, or whose parameters are read from outside stay as they are. A model for half
-    precision is best cast first: scales then stay in float32.
+    hooks, with a forward of their own, or whose parameters are read from outside stay as they are. Scales and
+    biases stay in float32 when the result is cast to half precision. Cast to bfloat16 after freezing, so that
+    BatchNorm's statistics are not rounded before they are folded; cast to float16 before, since a filter that has taken
+    in a small scale may be too small for it.
 
     >>> import torch, hyperball as hb
     >>> model = torch.nn.Sequential(hb.nn.DecoupledConv2d(3, 8, 3), torch.nn.BatchNorm2d(8), torch.nn.ReLU())

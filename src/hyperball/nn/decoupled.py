@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
@@ -67,6 +67,15 @@ def has_numbers_alone(learned: LearnedValue) -> bool:
     return is_constant(learned) and isinstance(learned.value, Value) and not has_slopes(learned.value)
 
 
+def as_one_call(module: nn.Module, proxy: fx.Proxy, *given: Any) -> Any:
+    """The call of a module as torch.fx records one of torch's own layers, which it does not look into."""
+    tracer: Any = proxy.tracer
+    path = tracer.path_of_module(module)
+    if not path:
+        raise ValueError(f"`root` must be a model that holds the layer, as nn.Sequential(layer), got {module!r} itself")
+    return tracer.create_proxy("call_module", path, (proxy, *given), {})
+
+
 @functools.lru_cache(maxsize=1024)
 def kept_window(dims: int, shape: torch.Size, weight: torch.Size, *settings: Any) -> Window:
     """The checked window of a convolution of an input of this shape."""
@@ -102,8 +111,8 @@ class Decoupled(nn.Module):
         patch_size = self.weight.numel() // max(channels, 1)
         self.weighting = weighting
         self.eps = eps
-        self.magnitude = LearnedValue(h, channels, patch_size, eps, device, dtype)
-        self.angular = LearnedValue(g, channels, patch_size, eps, device, dtype)
+        settings = (channels, patch_size, eps, device, dtype, type(self).__name__)
+        self.magnitude, self.angular = LearnedValue(h, *settings), LearnedValue(g, *settings)
         self._needs_norm = needs_norm(h, g, weighting)
 
     def reset_parameters(self) -> None:
@@ -155,6 +164,8 @@ class DecoupledLinear(Decoupled, nn.Linear):
         self._set_operator(magnitude, angular, weighting, eps, out_features, device, dtype)
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return as_one_call(self, input)
         check_features(input, self.in_features)
         return kernel.linear(input, self.weight, self.bias, self.operator)
 
@@ -197,6 +208,8 @@ class DecoupledConvNd(Decoupled):
             made = self._direct(input)
             if made is not None:
                 return made
+        if isinstance(input, fx.Proxy):
+            return as_one_call(self, input)
         x, window = self.padded(input)
         out = kernel.convolve(x, self.weight, self.bias, window, self.operator)
         return out if input.dim() == x.dim() else out.squeeze(0)
@@ -259,6 +272,8 @@ class DecoupledConvTransposeNd(Decoupled):
         return kernel.swap_channels(self.weight, self.groups)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return as_one_call(self, input, output_size)
         dims = self.weight.dim() - 2
         settle: Any = self._output_padding
         extra = settle(input, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
@@ -288,6 +303,8 @@ class NormalizedLinear(nn.Linear):
         super().__init__(in_features, out_features, bias=False, device=device, dtype=dtype)
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return as_one_call(self, input)
         check_features(input, self.in_features)
         unit, _ = unit_filters(self.weight, (1,))
         return F.linear(input, unit.to(self.weight.dtype))

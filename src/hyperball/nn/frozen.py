@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
@@ -23,7 +23,7 @@ from hyperball.kernels import decoupled as kernel
 from hyperball.kernels import dispatch, inference
 from hyperball.kernels.decoupled import POINT, Filters, Operator
 from hyperball.kernels.dispatch import Choice
-from hyperball.kernels.norms import wide_dtype
+from hyperball.kernels.norms import cast, norm_dtype, wide_dtype
 from hyperball.kernels.window import Window
 from hyperball.nn.decoupled import (
     Decoupled,
@@ -31,6 +31,7 @@ from hyperball.nn.decoupled import (
     DecoupledConvTransposeNd,
     DecoupledLinear,
     NormalizedLinear,
+    as_one_call,
 )
 from hyperball.rows import AnyValue, Value, flatten, rebuild
 
@@ -83,6 +84,10 @@ class Frozen(nn.Module):
     def _filters(self, _: AnyValue) -> Filters:
         return Filters(self.filter, self.longest, self.factor, self.stretch)
 
+    def _shifted(self, f: Tensor) -> Tensor:
+        """f + bias for a response [batch, channels, *spatial]."""
+        return shifted(f, None if self.bias is None else self.bias.reshape(-1, *(1,) * (f.dim() - 2)))
+
     def _batched(self, input: Tensor, dims: int) -> Tensor:
         """The input with a batch dimension; a folded BatchNorm would have refused one without."""
         if self.folded is not None and input.dim() != dims + 2:
@@ -93,13 +98,13 @@ class Frozen(nn.Module):
         return batched(input, dims)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Frozen:
-        """Move or cast; what multiplies in float32 stays in float32 when the filter becomes narrower."""
+        """Move or cast; what multiplies or is added in float32 stays in float32 when the filter becomes narrower."""
         before = dict(self._buffers)
         self.__dict__.pop("_kept", None)
         super()._apply(fn, recurse)
         for name, held in self._buffers.items():
             kept = before[name]
-            if name not in ("filter", "bias") and held is not None and kept is not None and held.element_size() < 4:
+            if name != "filter" and held is not None and kept is not None and held.element_size() < 4:
                 self._buffers[name] = kept.to(held.device)
         return self
 
@@ -158,6 +163,8 @@ class FrozenLinear(Frozen):
     """A frozen DecoupledLinear or NormalizedLinear."""
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return as_one_call(self, input)
         check_features(input, self.filter.shape[1])
         if self.folded is not None:
             self._batched(input, 0)
@@ -167,7 +174,7 @@ class FrozenLinear(Frozen):
             if held is not None:
                 out, _ = run_prepared(held, rows, lambda: POINT)
                 return out.reshape(*input.shape[:-1], out.shape[-1])
-        return kernel.linear_with(input, self.bias, self._operator(), self._filters)
+        return shifted(kernel.linear_with(input, None, self._operator(), self._filters), self.bias)
 
 
 class FrozenConv(Frozen):
@@ -180,6 +187,8 @@ class FrozenConv(Frozen):
         self.pad_widths = list(layer._reversed_padding_repeated_twice)
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return as_one_call(self, input)
         x = self._batched(input, self.filter.dim() - 2)
         return self._convolve(*self._padded(x), input.dim())
 
@@ -201,7 +210,7 @@ class FrozenConv(Frozen):
         if self.factor is None and self.stretch is None and inference.applies(x, operator, self.groups):
             out = inference.convolve(x, self.filter, self.bias, window, operator)
         else:
-            out = kernel.convolve_with(x, self.bias, window, operator, self._filters)
+            out = self._shifted(kernel.convolve_with(x, None, window, operator, self._filters))
         return out if dims == x.dim() else out.squeeze(0)
 
 
@@ -217,6 +226,8 @@ class FrozenConvTranspose(Frozen):
         return kernel.swap_channels(filters, layer.groups)
 
     def forward(self, input: Tensor, output_size: list[int] | None = None) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return as_one_call(self, input, output_size)
         dims = self.filter.dim() - 2
         settle: Any = nn.ConvTranspose2d._output_padding
         extra = settle(self, input, output_size, self.stride, self.padding, self.kernel_size, dims, self.dilation)
@@ -224,7 +235,7 @@ class FrozenConvTranspose(Frozen):
         window = transposed_window(
             dims, x.shape, self.filter, self.stride, self.padding, extra, self.groups, self.dilation
         )
-        out = kernel.convolve_with(x, self.bias, window, self._operator(), self._filters)
+        out = self._shifted(kernel.convolve_with(x, None, window, self._operator(), self._filters))
         return out if input.dim() == x.dim() else out.squeeze(0)
 
 
@@ -283,7 +294,8 @@ def prepared(layer: Any, operator: Operator, affine: Affine | None) -> tuple[Any
     """The magnitude and the filters, output channels first, with every constant gain per channel absorbed."""
     weight = layer.filters() if isinstance(layer, Decoupled) else layer.weight
     magnitude = operator.magnitude(None)
-    filters = kernel.prepare(weight, operator, magnitude)
+    # A plain layer's filter is rounded once, with its gain.
+    filters = kernel.prepare(weight if operator.needs_norm else cast(weight, norm_dtype(weight)), operator, magnitude)
     gain = None if affine is None else affine[0]
     # A half-precision filter stays of unit length: tiny gains would round it to zero.
     into_filter = angular_table.is_cosine(operator.angular) and weight.element_size() >= 4
@@ -309,7 +321,12 @@ def folded_bias(bias: Tensor | None, affine: Affine | None, weight: Tensor) -> T
     if affine is None:
         return own(bias)
     scale, shift = affine
-    return (shift if bias is None else bias.to(scale.dtype) * scale + shift).to(weight.dtype)
+    return (shift if bias is None else bias.to(scale.dtype) * scale + shift).to(norm_dtype(weight))
+
+
+def shifted(f: Tensor, bias: Tensor | None) -> Tensor:
+    """f + bias in the wider dtype of the two: a bias in half precision would be off by as much in every position."""
+    return f if bias is None else cast(f + bias, f.dtype)
 
 
 def own(tensor: Tensor | None) -> Tensor | None:

@@ -11,6 +11,7 @@ import torch.distributed
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from hyperball.kernels import dispatch
 from hyperball.kernels.norms import mean_length
 from hyperball.kernels.relative import Relative
 from hyperball.rows import AnyValue, Row, Sum, Value, fill, map_scalars, require_positive
@@ -47,11 +48,14 @@ class LearnedValue(nn.Module):
     running_length: Tensor
     batches: Tensor
     objection: ClassVar[str] = ""  # what speaks against a kernel that resolves the radius by itself
+    owner = "a decoupled layer"  # what error messages call the layer, also of one stored without a name
 
     def __init__(
-        self, value: AnyValue, channels: int, patch_size: int, eps: float, device: Any = None, dtype: Any = None
-    ) -> None:
+        self, value: AnyValue, channels: int, patch_size: int, eps: float, device: Any = None, dtype: Any = None,
+        owner: str = owner,
+    ) -> None:  # fmt: skip
         super().__init__()
+        self.owner = owner
         self._initial = map_scalars(fill(value, eps=eps), lambda p: p.detach() if isinstance(p, Tensor) else p)
         require_positive(self._initial)
         self.value = _without_tensors(self._initial)
@@ -154,8 +158,22 @@ class LearnedValue(nn.Module):
         self._track(unit.detach(), norm.numel())
         return unit
 
-    @torch.no_grad()
     def _track(self, unit: Tensor, count: int) -> None:
+        """Let the running mean follow; torch.func changes no buffer from outside, and evaluation needs this one."""
+        try:
+            self._follow(unit, count)
+        except RuntimeError as error:
+            if not dispatch.is_transformed():
+                raise
+            raise RuntimeError(
+                f"{self.owner} got a call in training mode inside torch.func ({', '.join(dispatch.transforms())}), "
+                f"which cannot update the running mean of its relative radius ({self.value}): call `.eval()` first, "
+                "make the layer with `relative=False` in its magnitude, or pass its buffers through "
+                "torch.func.functional_call as arguments of the function that is transformed"
+            ) from error
+
+    @torch.no_grad()
+    def _follow(self, unit: Tensor, count: int) -> None:
         """running ← running + w·(unit − running), w = max(1 − 0.999, 1/batches): a plain mean at first.
 
         Over ranks, `unit` is the mean over all of their patches; an empty or a non-finite batch changes nothing.
