@@ -13,9 +13,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hyperball.kernels.triton.pooling_samples import fetch_scaled, row_sum, scores, weighted
-from hyperball.kernels.triton.pooling_terms import bounded
-from hyperball.kernels.triton.row_access import somewhere, tap_offset
+from hyperball.kernels.triton.pooling_samples import fetch_scaled, row_sum, sample_at, scores, weighted
+from hyperball.kernels.triton.row_access import somewhere
 
 EPS = tl.constexpr(1.1920928955078125e-07)
 ROOT = tl.constexpr(0.8493218002880191)  # sqrt(log2(e)/2): exp(-t²/2) = 2^-(ROOT·t)²
@@ -129,18 +128,6 @@ def grid_peaks(
                 )
             before, here = here, after
     return u1, v1, bend1, u2, v2, v3
-
-
-@triton.jit
-def sample_at(
-    k: tl.tensor, live: tl.tensor, unit: tl.tensor, place: tl.tensor, FLAT: tl.constexpr, WIDE: tl.constexpr,
-    BR: tl.constexpr,
-) -> tl.tensor:  # fmt: skip
-    """Sample k of every row, or its last."""
-    x_row, _, n, _, inner, x_taps, _ = place
-    j = tl.minimum(tl.zeros([BR, 1], tl.int32) + k, tl.maximum(n - 1, 0))
-    at_x = x_row + tap_offset(j, inner, x_taps, FLAT, WIDE)
-    return bounded(tl.load(at_x, mask=live & (n > 0), other=0.0).to(tl.float32)) * unit
 
 
 @triton.jit

@@ -99,6 +99,18 @@ def fetch(
 
 
 @triton.jit
+def sample_at(
+    k: tl.tensor, live: tl.tensor, unit: tl.tensor, place: tl.tensor, FLAT: tl.constexpr, WIDE: tl.constexpr,
+    BR: tl.constexpr,
+) -> tl.tensor:  # fmt: skip
+    """Sample k of every row, or its last."""
+    x_row, _, n, _, inner, x_taps, _ = place
+    j = tl.minimum(tl.zeros([BR, 1], tl.int32) + k, tl.maximum(n - 1, 0))
+    at_x = x_row + tap_offset(j, inner, x_taps, FLAT, WIDE)
+    return bounded(tl.load(at_x, mask=live & (n > 0), other=0.0).to(tl.float32)) * unit
+
+
+@triton.jit
 def fetch_scaled(
     place: tl.tensor, at: tl.tensor, unit: tl.tensor, WEIGHTED: tl.constexpr, EVEN: tl.constexpr, FLAT: tl.constexpr,
     WIDE: tl.constexpr, BN: tl.constexpr,

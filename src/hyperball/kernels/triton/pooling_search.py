@@ -9,9 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from hyperball.kernels.triton.pooling_samples import fetch_scaled, row_sum, scores, slopes
-from hyperball.kernels.triton.pooling_terms import bounded
-from hyperball.kernels.triton.row_access import somewhere, tap_offset
+from hyperball.kernels.triton.pooling_samples import fetch_scaled, row_sum, sample_at, scores, slopes
+from hyperball.kernels.triton.row_access import somewhere
 
 EPS = tl.constexpr(1.1920928955078125e-07)
 STEPS = tl.constexpr(100)
@@ -78,12 +77,9 @@ def start_at(
     live: tl.tensor, unit: tl.tensor, place: tl.tensor, FLAT: tl.constexpr, WIDE: tl.constexpr, BR: tl.constexpr,
 ) -> tl.tensor:  # fmt: skip
     """The middle of cell k of the grid, or sample k."""
-    x_row, _, n, _, inner, x_taps, _ = place
     u = tl.minimum(low + (k + 0.5) * width, high)
     if off_grid:
-        j = tl.minimum(tl.zeros([BR, 1], tl.int32) + k, tl.maximum(n - 1, 0))
-        at_x = x_row + tap_offset(j, inner, x_taps, FLAT, WIDE)
-        sample = bounded(tl.load(at_x, mask=live & (n > 0), other=0.0).to(tl.float32)) * unit
+        sample = sample_at(k, live, unit, place, FLAT, WIDE, BR)
         u = tl.where(on_grid, u, tl.minimum(tl.maximum(sample, low), high))
     return u
 
