@@ -208,6 +208,38 @@ def test_torch_fx_records_a_layer_as_one_call_like_torchs_own(layer, shape, froz
     torch.testing.assert_close(traced(x), model(x))
 
 
+@pytest.mark.parametrize(
+    "layer",
+    [
+        hb.nn.RobustPool2d(2, penalty="welsch(learn_c=True)"),
+        hb.nn.RobustPool2d(penalty="huber"),
+        hb.nn.Projection(2, radius=1.0),
+        hb.nn.RobustBatchNorm2d(3),
+    ],
+)
+@pytest.mark.parametrize("training", [False, True])
+def test_torch_fx_records_layers_with_a_radius_as_one_call(layer, training):
+    model = torch.nn.Sequential(torch.nn.Conv2d(3, 3, 3), copy.deepcopy(layer)).train(training)
+    twin, x = copy.deepcopy(model), torch.randn(4, 3, 8, 8)
+    traced = torch.fx.symbolic_trace(model)
+    assert [node.target for node in traced.graph.nodes if node.op == "call_module"] == ["0", "1"]
+    torch.testing.assert_close(traced(x), twin(x))
+
+
+def test_torch_fx_records_weights_and_mask_of_a_pooling():
+    class Masked(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.pool = hb.nn.RobustPool1d()
+
+        def forward(self, x, mask):
+            return self.pool(x, mask=mask)
+
+    model, x, mask = Masked(), torch.randn(2, 3, 6), torch.rand(2, 1, 6) > 0.3
+    mask[..., 0] = True
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x, mask), model(x, mask))
+
+
 def test_torch_fx_is_told_that_a_layer_alone_is_nothing_to_trace():
     with pytest.raises(ValueError, match=r"`root` must be a model.*got DecoupledConv2d"):
         torch.fx.symbolic_trace(hb.nn.DecoupledConv2d(3, 4, 3))

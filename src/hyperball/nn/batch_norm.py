@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hyperball.functional.batch_norm import check_eps, check_penalty, robust_batch_norm
 from hyperball.kernels.batch_norm import work_dtype
+from hyperball.nn.tracing import as_one_call
 from hyperball.rows import AnyValue, Row, Value, require_positive
 
 RADII = ("log_c", "fixed_c")
@@ -108,6 +109,8 @@ class RobustBatchNorm(_NormBase):
         return self.value
 
     def forward(self, input: Tensor) -> Tensor:
+        if isinstance(input, fx.Proxy):
+            return as_one_call(self, input)
         if input.dim() not in self.dims:
             expected = " or ".join(f"{dim}D" for dim in self.dims)
             raise ValueError(f"expected {expected} input (got {input.dim()}D input)")

@@ -28,6 +28,7 @@ from hyperball.kernels.decoupled import Operator
 from hyperball.kernels.norms import unit_filters
 from hyperball.kernels.window import Window
 from hyperball.nn.learned import LearnedValue
+from hyperball.nn.tracing import as_one_call
 from hyperball.rows import Value
 
 # Those of profilers and counters, which torch adds to and never replaces.
@@ -65,15 +66,6 @@ def has_ratio_alone(learned: LearnedValue) -> bool:
 def has_numbers_alone(learned: LearnedValue) -> bool:
     """Whether a value of one term holds no tensor."""
     return is_constant(learned) and isinstance(learned.value, Value) and not has_slopes(learned.value)
-
-
-def as_one_call(module: nn.Module, proxy: fx.Proxy, *given: Any) -> Any:
-    """The call of a module as torch.fx records one of torch's own layers, which it does not look into."""
-    tracer: Any = proxy.tracer
-    path = tracer.path_of_module(module)
-    if not path:
-        raise ValueError(f"`root` must be a model that holds the layer, as nn.Sequential(layer), got {module!r} itself")
-    return tracer.create_proxy("call_module", path, (proxy, *given), {})
 
 
 @functools.lru_cache(maxsize=1024)

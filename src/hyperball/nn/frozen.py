@@ -31,8 +31,8 @@ from hyperball.nn.decoupled import (
     DecoupledConvTransposeNd,
     DecoupledLinear,
     NormalizedLinear,
-    as_one_call,
 )
+from hyperball.nn.tracing import as_one_call
 from hyperball.rows import AnyValue, Value, flatten, rebuild
 
 Affine = tuple[Tensor, Tensor]

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from hyperball.functional.pooling import robust_pool1d, robust_pool2d
 from hyperball.functional.pooling_checks import Penalty, Sizes, known_scale, single_penalty, window_sizes
+from hyperball.nn.tracing import as_one_call
 from hyperball.rows import Value
 
 SHAPE_BOUND = 3.0  # a learned shape lies in (0, 3)
@@ -133,6 +134,8 @@ class RobustPool(nn.Module):
         return self.value.with_parameters(**present)
 
     def forward(self, x: Tensor, *, weights: Tensor | None = None, mask: Tensor | None = None) -> Tensor:
+        if isinstance(x, fx.Proxy):
+            return as_one_call(self, x, weights=weights, mask=mask)
         return type(self).pool(
             x,
             self.kernel_size,

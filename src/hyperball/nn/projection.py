@@ -6,10 +6,11 @@ import math
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from hyperball.functional.dims import check_dims
 from hyperball.functional.projection import check_norm, check_surface, project
+from hyperball.nn.tracing import as_one_call
 
 DEFAULT_RADIUS = {1.0: 250.0, 2.0: 15.0, math.inf: 3.0}  # where Du's adaptive projections start
 
@@ -69,6 +70,8 @@ class Projection(nn.Module):
         return self.log_radius.to(torch.promote_types(self.log_radius.dtype, torch.float32)).exp()
 
     def forward(self, x: Tensor) -> Tensor:
+        if isinstance(x, fx.Proxy):
+            return as_one_call(self, x)
         return project(x, self.radius, p=self.p, surface=self.surface, dim=self.dim)
 
     def extra_repr(self) -> str:
