@@ -110,6 +110,12 @@ def test_normalization_takes_the_authors_constants():
     assert {(part.eps, part.momentum) for part in norms} == {(1e-3, 0.001)}
 
 
+def test_robust_normalization_takes_a_penalty():
+    model = hb.models.create("pointnet", norm="robust", norm_penalty="pseudo_huber(c=2)")
+    norms = [part for part in model.modules() if isinstance(part, hb.nn.RobustBatchNorm1d)]
+    assert {(part.penalty.name, float(part.radius)) for part in norms} == {("pseudo_huber", 2.0)}
+
+
 def test_prelu_begins_as_relu():
     options = {"magnitude": "tanh", "width": 4}
     relu, prelu = (hb.models.create("resnet32", activation=a, **options) for a in ("relu", "prelu"))
@@ -169,6 +175,8 @@ def test_torchvisions_weights_load_into_our_resnet18():
         ("cnn9", {"norm_eps": -1}, "`norm_eps` must be a number > 0, got -1"),
         ("cnn9", {"norm_eps": "x"}, "`norm_eps` must be a number > 0, got 'x'"),
         ("cnn9", {"norm_momentum": 7}, "`norm_momentum` must be None or a number in"),
+        ("cnn9", {"norm_penalty": "huber"}, "`norm_penalty` goes with norm='robust', got norm='batch'"),
+        ("cnn9", {"norm": "robust", "norm_penalty": "absolute"}, "`penalty` of a robust batch norm must be one of"),
     ],
 )
 def test_unknown_names_and_options_are_refused_with_a_suggestion(name, options, message):

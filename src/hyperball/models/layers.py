@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
 from hyperball.convert.heads import ProjectedLinear, parse_projection
+from hyperball.functional.batch_norm import check_penalty
 from hyperball.functional.decoupled import check_weighting
 from hyperball.nn.batch_norm import RobustBatchNorm1d, RobustBatchNorm2d
 from hyperball.nn.decoupled import DecoupledConv1d, DecoupledConv2d, DecoupledLinear, NormalizedLinear
@@ -39,6 +40,7 @@ class Layers:
         classifier_bias: Whether the classifier has one.
         classifier_normalized: Whether the classifier's weights count by their direction alone (`NormalizedLinear`).
         norm_eps, norm_momentum: Those of the normalization layers; Decoupled Networks' authors use 1e-3 and 0.001.
+        norm_penalty: That of norm="robust", such as "huber(c=2)"; None is the layer's own.
     """
 
     magnitude: str | AnyValue | Row | None = None
@@ -53,6 +55,7 @@ class Layers:
     classifier_normalized: bool = False
     norm_eps: float = 1e-5
     norm_momentum: float | None = 0.1
+    norm_penalty: str | AnyValue | Row | None = None
 
     def __post_init__(self) -> None:
         h = radial_table.parse("linear" if self.magnitude is None else self.magnitude)
@@ -67,6 +70,10 @@ class Layers:
             raise ValueError(f"`norm_eps` must be a number > 0, got {self.norm_eps!r}")
         if self.norm_momentum is not None and (not _is_number(self.norm_momentum) or not 0 <= self.norm_momentum <= 1):
             raise ValueError(f"`norm_momentum` must be None or a number in [0, 1], got {self.norm_momentum!r}")
+        if self.norm_penalty is not None:
+            if self.norm != "robust":
+                raise ValueError(f"`norm_penalty` goes with norm='robust', got norm={self.norm!r}")
+            check_penalty(self.norm_penalty)
         if _is_number(self.pool) or isinstance(self.pool, bool | tuple | list | dict):
             raise TypeError(f"`pool` must be None, a penalty such as 'huber(c=1)' or its value, got {self.pool!r}")
         if self.projection is not None:
@@ -109,8 +116,9 @@ class Layers:
     def _norm(self, channels: int, plain: Any, robust: Any) -> nn.Module:
         if self.norm is None:
             return nn.Identity()
+        options = {} if self.norm_penalty is None else {"penalty": self.norm_penalty}
         kind = plain if self.norm == "batch" else robust
-        made: nn.Module = kind(channels, eps=self.norm_eps, momentum=self.norm_momentum)
+        made: nn.Module = kind(channels, eps=self.norm_eps, momentum=self.norm_momentum, **options)
         return made
 
     def act(self, channels: int) -> nn.Module:
