@@ -233,11 +233,31 @@ def test_kept_curves_are_drawn_from_all_kept_records_and_never_replaced_by_fewer
     assert series_in(tmp_path) == ["mean, clean", "max, clean"]
 
 
-def test_kept_metrics_that_are_broken_are_named_and_the_others_drawn(tiny, tmp_path, capsys):
+def test_curves_of_runs_that_are_not_kept_are_not_kept_either(tiny, tmp_path):
+    jobs = jobs_of(tiny, [0], tmp_path / "runs")
+    write_record(jobs[1])
+    keep_pictures(tiny, [], tmp_path / "runs")
+    drawn = [tmp_path / "runs" / "pictures" / "convergence.json"]
+    assert keep_pictures(tiny, drawn, tmp_path / "kept") == []
+    assert not (tmp_path / "kept" / "pictures").exists()
+    write_record(jobs_of(tiny, [0], tmp_path / "kept")[0])
+    assert keep_pictures(tiny, drawn, tmp_path / "kept") == []
+    assert series_in(tmp_path / "kept") == ["mean, clean"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"kind": "evaluation", "step": 1}',
+        '{"kind": "evaluation", "step": 1, "epoch": 1.0, "top1": Infinity}',
+        '{"kind": "evaluation", "step": 1, "epoch": NaN, "top1": 0.5}',
+    ],
+)
+def test_kept_metrics_that_are_broken_are_named_and_the_others_drawn(line, tiny, tmp_path, capsys):
     jobs = jobs_of(tiny, [0], tmp_path)
     for job in jobs:
         write_record(job)
-    (jobs[0].folder / "metrics.jsonl").write_text('{"kind": "evaluation", "step": 1}\n')
+    (jobs[0].folder / "metrics.jsonl").write_text(f"{line}\n")
     assert keep_pictures(tiny, [], tmp_path) == []
     assert series_in(tmp_path) == ["max, clean"]
     assert f"left out {jobs[0].folder}: it cannot be drawn" in capsys.readouterr().err

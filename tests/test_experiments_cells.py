@@ -57,6 +57,17 @@ def test_a_training_that_fails_outside_a_cell_leaves_no_record(tmp_path, capsys)
     assert not (tmp_path / "run" / "record.json").exists()
 
 
+def test_a_record_that_cannot_be_read_is_refused_with_what_would_do(tmp_path, capsys):
+    job, command = diverging(tmp_path, epochs=1)
+    job.folder.mkdir()
+    (job.folder / "record.json").write_text("{")
+    assert cell_main(command) == 2
+    error = capsys.readouterr().err
+    assert f"{job.folder / 'record.json'}: is not valid JSON" in error
+    assert "remove it, and the run goes on from its last checkpoint" in error
+    assert (job.folder / "record.json").read_text() == "{"
+
+
 def test_training_removes_what_a_killed_one_left_of_a_checkpoint(tmp_path):
     job, command = diverging(tmp_path, epochs=1)
     torn = job.folder / "checkpoints" / ".step-000000002.safetensors.abc.tmp"

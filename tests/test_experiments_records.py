@@ -118,6 +118,8 @@ def test_a_kept_table_counts_the_seeds_that_lie_there(tiny, tmp_path: Path):
         jobs = jobs_of(tiny, [seed], tmp_path / f"runs-{seed}")
         train(jobs[0].cell.recipe, jobs[0].folder)
         collect(jobs, tmp_path / "results")
+    for name in ("seed-x", "seed-", f"seed-{2**63}", "seed--1"):
+        (tmp_path / "results" / "mean--clean" / name).mkdir()
     assert seeds_in(tmp_path / "results") == [0, 4]
     write_table(tiny, "paper", tmp_path / "results")
     data = json.loads((tmp_path / "results" / "table.json").read_text())

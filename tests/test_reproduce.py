@@ -88,6 +88,17 @@ def test_a_gpu_that_is_not_there_is_one_mistake_before_any_cell_is_begun(tiny, t
     assert not (tmp_path / "runs").exists()
 
 
+def test_cells_that_need_a_gpu_are_one_mistake_before_any_is_begun(tmp_path, capsys, monkeypatch):
+    cells = FakeCells({})
+    monkeypatch.setattr(runners, "start", cells)
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["reproduce", "pooling-test-outliers", "--out", str(tmp_path / "runs")]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert '`accelerator` must be a GPU for cells in tf32, got "auto"' in line
+    assert "the scale quick runs on one" in line
+    assert not cells.started
+
+
 @pytest.mark.parametrize("option", ["--out", "--collect"])
 def test_a_folder_that_cannot_be_made_is_refused_before_any_cell_is_begun(option, tiny, tmp_path, capsys, monkeypatch):
     cells = FakeCells({})
@@ -113,6 +124,7 @@ def test_several_tables_are_made_one_after_the_other(capsys):
     [
         ([], "name a table"),
         (["dcnet-tabel3"], "did you mean 'dcnet-table3'"),
+        (["DCNET-TABLE3"], "did you mean 'dcnet-table3'"),
         (["dcnet-table3", "--cells", "tank", "--dry-run"], "did you mean 'tanh'"),
         (["dcnet-table3", "--time-limit", "0"], "--time-limit must be > 0"),
         (["dcnet-table3", "--time-limit", "nan"], "--time-limit must be > 0, got nan"),
@@ -354,14 +366,22 @@ def test_a_broken_table_of_times_is_named_and_left_out(timed, tmp_path, capsys):
     assert f"left out {path}" in capsys.readouterr().err
 
 
-def test_a_kept_table_of_another_device_is_not_written_over(timed, tmp_path, capsys):
+@pytest.mark.parametrize("protocol", ["more than nothing; medians of 15 rounds, synchronized, on cpu", "p"])
+def test_a_kept_table_of_another_device_or_other_work_is_not_written_over(protocol, timed, tmp_path, capsys):
     path = tmp_path / "kept" / "timed-quick" / "table.json"
     path.parent.mkdir(parents=True)
-    path.write_text(json.dumps({**TIMES, "numbers": []}))
+    path.write_text(json.dumps({**TIMES, "protocol": protocol, "environment": {"device": "cpu"}, "numbers": []}))
     command = ["reproduce", "timed", "--scale", "quick", "--accelerator", "cpu", "--out", str(tmp_path / "runs")]
     assert main([*command, "--collect", str(tmp_path / "kept")]) == 0
-    assert f"kept {path} as it is: it was measured on another GPU" in capsys.readouterr().out
+    assert f"kept {path} as it is: it is of another protocol: {protocol}" in capsys.readouterr().out
     assert json.loads(path.read_text())["numbers"] == []
+
+
+def test_times_of_a_gpu_that_is_not_there_are_one_mistake(timed, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    assert main(["reproduce", "timed", "--out", str(tmp_path / "runs"), "--accelerator", "cuda"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.endswith('must be "cpu" or "auto" where torch finds no GPU, got "cuda"')
 
 
 def test_times_end_with_the_time(timed, tmp_path, capsys):

@@ -372,10 +372,27 @@ def test_a_kept_record_is_whole_or_not_there(trio, tmp_path, monkeypatch):
 
     monkeypatch.setattr(os, "replace", full)
     (said,) = collect(jobs, tmp_path / "kept" / "trio-paper")
-    assert said == f"could not keep {jobs[1].folder}: No space left on device"
+    target = tmp_path / "kept" / "trio-paper" / jobs[1].cell.name
+    assert said == f"could not keep {jobs[1].folder} as {target}: No space left on device"
     assert kept(tmp_path, "record.json") == ["sphere--clean", "tanh--clean"]
     beside = (tmp_path / "kept" / "trio-paper" / "ball--clean" / "seed-0").iterdir()
     assert {path.name for path in beside} == {"metrics.jsonl", "recipe.json"}
+
+
+@pytest.mark.parametrize("place", ["runs", "kept"])
+def test_a_full_disk_is_named(place, trio, cells, measured, tmp_path, monkeypatch, capsys):
+    replaced = os.replace
+
+    def full(source, target):
+        if str(target) == str(tmp_path / place / "trio-paper" / "table.json"):
+            raise OSError(28, "No space left on device")
+        replaced(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    assert main(command(tmp_path)) == 2
+    folder = tmp_path / place / "trio-paper"
+    assert capsys.readouterr().err.splitlines()[-1] == f"hyperball reproduce: {folder}: No space left on device"
+    assert kept(tmp_path, "record.json") == ["ball--clean", "sphere--clean", "tanh--clean"]
 
 
 def test_a_run_with_broken_metrics_keeps_its_record(trio, tmp_path):

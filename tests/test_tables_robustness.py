@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -253,6 +254,40 @@ def test_kept_numbers_of_another_plan_are_named_and_left_out(place, tmp_path, ca
     found = {name: values for name, _, values in attacked_numbers(changed, folders)}
     assert (found["fgsm"], list(found["noise"])) == ({}, [0])
     assert "fgsm is of another plan: `epsilon` is" in capsys.readouterr().err
+
+
+def lines_without_the_first(tree):
+    return {**tree, "attacks": tree["attacks"][1:]}
+
+
+def lines_with_another_number(tree):
+    first, *rest = tree["attacks"]
+    return {**tree, "attacks": [{**first, "accuracy": first["accuracy"] / 2 + 0.01}, *rest]}
+
+
+@pytest.mark.parametrize("changed", [lines_without_the_first, lines_with_another_number])
+def test_kept_attacks_are_not_replaced_by_fewer_or_by_others(place, changed, tmp_path):
+    _, jobs, _ = place
+    run = tmp_path / "runs" / jobs[0].cell.name
+    shutil.copytree(jobs[0].folder, run)
+    job = replace(jobs[0], folder=run)
+    kept = tmp_path / "kept" / job.cell.name / "robustness.json"
+    assert collect([job], tmp_path / "kept") == []
+    whole = kept.read_bytes()
+    (run / "robustness.json").write_text(json.dumps(changed(record(jobs[0]))))
+    (said,) = collect([job], tmp_path / "kept")
+    assert said.startswith(f"kept {kept} as it is: {run / 'robustness.json'} lacks what that has of fgsm")
+    assert kept.read_bytes() == whole
+
+
+def test_kept_attacks_grow_and_are_replaced_where_they_cannot_be_read(place, tmp_path):
+    _, jobs, _ = place
+    assert collect(jobs[:1], tmp_path) == []
+    kept = tmp_path / jobs[0].cell.name / "robustness.json"
+    for text in (json.dumps(lines_without_the_first(record(jobs[0]))), "{", '{"attacks": [3], "sweeps": []}'):
+        kept.write_text(text)
+        assert collect(jobs[:1], tmp_path) == []
+        assert json.loads(kept.read_text()) == record(jobs[0])
 
 
 def broken_records():

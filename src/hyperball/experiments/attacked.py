@@ -23,6 +23,7 @@ from hyperball._errors import report
 from hyperball.attacks import RecordError, evaluate_robustness, robustness_curve
 from hyperball.attacks.methods.task import Model
 from hyperball.experiments.attack_state import is_done, keep_weights, lacking, weights_differ
+from hyperball.experiments.devices import device_of
 from hyperball.experiments.plan import Part
 from hyperball.experiments.robustness_record import FOLDER, assembled, curve_path, part_path, write_record
 from hyperball.experiments.runners import Job
@@ -90,7 +91,7 @@ def network_and_images(
     test = dataset.test if images is None else dataset.test.subset(images)
     if isinstance(test, data.Files):
         test = data.decode(test, config.image_size)
-    device = "cuda" if accelerator == "auto" and torch.cuda.is_available() else accelerator.replace("auto", "cpu")
+    device = device_of(accelerator)
     test = test.to(device)
     return fixed(load_model(run_dir, dataset=whole).to(device)), test.inputs, test.labels
 

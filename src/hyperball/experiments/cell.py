@@ -14,7 +14,7 @@ from hyperball.training.fields import RecipeError
 from hyperball.training.files import FileError
 from hyperball.training.folder import LOCK
 from hyperball.training.loop import Diverged
-from hyperball.training.record import Record, has_diverged
+from hyperball.training.record import RECORD, Record, has_diverged
 from hyperball.verdicts import ends_at_chance
 
 INPUTS = "the inputs"  # not finite, they are a mistake of the data
@@ -28,6 +28,7 @@ def train_cell(recipe: Recipe, run_dir: Path, data_root: str | None = None, acce
     if start is not None and (has_diverged(Path(start)) or guesses(Path(start))):
         raise RecipeError(f"`start.weights` must be of a trained network, but {start} did not converge")
     wait_for(run_dir)
+    check_record(run_dir)
     try:
         train(recipe, run_dir, resume=True, data_root=data_root, accelerator=accelerator)
     except Diverged as error:
@@ -35,6 +36,15 @@ def train_cell(recipe: Recipe, run_dir: Path, data_root: str | None = None, acce
             raise
         error.record.write(run_dir)
         print(f"did not converge: {error}", flush=True)
+
+
+def check_record(run_dir: Path) -> None:
+    """Refuse a folder whose record cannot be read, with what would do."""
+    if (run_dir / RECORD).exists():
+        try:
+            Record.read(run_dir)
+        except FileError as error:
+            raise FileError(f"{error}; remove it, and the run goes on from its last checkpoint") from None
 
 
 def guesses(run_dir: Path) -> bool:

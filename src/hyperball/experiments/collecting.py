@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from hyperball.experiments.attack_jobs import doubts_of
 from hyperball.experiments.broken import damage
 from hyperball.experiments.conditions import CONDITIONS, conditions_in
 from hyperball.experiments.drawing import PICTURES, drawn_by, finished_of, write_picture
-from hyperball.experiments.pictures import convergence, filter_lengths, learned_radii
+from hyperball.experiments.pictures import CURVES, convergence, filter_lengths, learned_radii
 from hyperball.experiments.reproduce import annotate, as_data, compare, jobs_of
 from hyperball.experiments.robustness_record import ROBUSTNESS
 from hyperball.experiments.runners import Job, foreign, reason_of
@@ -22,6 +23,7 @@ from hyperball.training.files import FileError, read_tree, write_bytes, write_js
 from hyperball.training.record import METRICS, RECIPE, RECORD, Record, encoded, read_metrics, thinned
 
 TABLE = "table.json"
+SEEDS = range(2**63)  # that a recipe may have
 LINES = 60  # of every kind, that a kept metrics.jsonl holds
 FROM_RECORDS: tuple[Draw, ...] = (convergence, filter_lengths, learned_radii)  # other pictures need weights
 
@@ -46,17 +48,20 @@ class Keeper:
 
     def keep_cells(self, jobs: Sequence[Job]) -> None:
         """Say in finished records which cells they are, and keep them."""
-        annotate(self.table, self.scale, jobs)
+        with named(self.out):
+            annotate(self.table, self.scale, jobs)
         self.say([] if self.kept is None else collect(jobs, self.kept))
 
     def keep_all(self, jobs: Sequence[Job]) -> None:
         """All of these cells, the table over all that lie there, and the pictures."""
         self.keep_cells(jobs)
-        write_table(self.table, self.scale, self.out)
+        with named(self.out):
+            write_table(self.table, self.scale, self.out)
         if self.kept is not None:
             pictures = sorted((self.out / PICTURES).glob("*.json"))
-            self.say(keep_pictures(whole_of(self.table).at(self.scale), pictures, self.kept))
-            self.say([write_table(self.table, self.scale, self.kept, shrinks=False)])
+            with named(self.kept):
+                self.say(keep_pictures(whole_of(self.table).at(self.scale), pictures, self.kept))
+                self.say([write_table(self.table, self.scale, self.kept, shrinks=False)])
 
     def say(self, sentences: Sequence[str]) -> None:
         """Print what was not said before."""
@@ -64,6 +69,17 @@ class Keeper:
             if sentence not in self.told:
                 self.told.add(sentence)
                 print(sentence, flush=True)
+
+
+@contextmanager
+def named(folder: Path) -> Iterator[None]:
+    """An error of the system that names no file, such as a full disk, names the folder."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno is None or error.filename is not None:
+            raise
+        raise OSError(error.errno, error.strerror, str(folder)) from error
 
 
 def collect(jobs: Sequence[Job], out: Path) -> list[str]:
@@ -79,7 +95,7 @@ def collect(jobs: Sequence[Job], out: Path) -> list[str]:
             try:
                 said += keep(job, target)
             except Exception as error:
-                said.append(f"could not keep {job.folder}: {reason_of(error)}")
+                said.append(f"could not keep {job.folder} as {target}: {reason_of(error)}")
     return said
 
 
@@ -113,9 +129,7 @@ def keep(job: Job, target: Path) -> list[str]:
     measured = {**conditions_in(job.folder), **kept}
     if measured != kept:
         write_json(target / CONDITIONS, measured)
-    if (job.folder / ROBUSTNESS).exists():  # it grows with every attack
-        write_bytes(target / ROBUSTNESS, (job.folder / ROBUSTNESS).read_bytes())
-    return said
+    return said + keep_attacks(job.folder / ROBUSTNESS, target / ROBUSTNESS)
 
 
 def keep_record(job: Job, target: Path) -> None:
@@ -133,6 +147,31 @@ def portable(recipe: dict[str, Any]) -> dict[str, Any]:
     if start.get("weights") is None:
         return recipe
     return {**recipe, "start": {**start, "weights": "/".join(Path(start["weights"]).parts[-2:])}}
+
+
+def keep_attacks(source: Path, target: Path) -> list[str]:
+    """Copy what attacks found, which grows with every part, unless a copy holds what it lacks or other numbers."""
+    if not source.exists():
+        return []
+    found, kept = found_by_attacks(source), found_by_attacks(target)
+    lost = [kind_and_name for kind_and_name, numbers in kept.items() if found.get(kind_and_name) != numbers]
+    if lost:
+        return [f"kept {target} as it is: {source} lacks what that has of {lost[0][1]}, or has other numbers"]
+    write_bytes(target, source.read_bytes())
+    return []
+
+
+def found_by_attacks(path: Path) -> dict[tuple[str, str], Any]:
+    """What a record says of attacks at one budget and at many, by kind and name; nothing where it cannot be read."""
+    try:
+        tree = read_tree(path)
+        return {
+            (kind, line["name"]): [line[key] for key in ("attack", "epsilon", "images", "accuracy")]
+            for kind in ("attacks", "sweeps")
+            for line in tree[kind]
+        }
+    except (FileError, KeyError, TypeError):
+        return {}
 
 
 def keep_metrics(source: Path, target: Path) -> list[str]:
@@ -161,7 +200,8 @@ def thin(lines: Sequence[dict[str, object]]) -> list[dict[str, object]]:
 def keep_pictures(experiment: Experiment, pictures: Sequence[Path], out: Path) -> list[str]:
     """Draw curves from all records that are kept, copy pictures of networks; sentences on what was left as it is.
 
-    Curves that are there are not replaced by fewer, a network's picture not by that of another seed.
+    Curves of runs that are not kept are not copied. Curves that are there are not replaced by fewer, a network's
+    picture not by that of another seed.
     """
     said, drawn = [], dict[str, dict[str, Any]]()
     finished = finished_of(experiment, jobs_of(experiment, seeds_in(out), out))
@@ -177,9 +217,17 @@ def keep_pictures(experiment: Experiment, pictures: Sequence[Path], out: Path) -
             write_picture(experiment, name, picture, out)
     for path in pictures:
         target = out / PICTURES / path.name
-        if path.stem not in drawn and not target.exists():
+        if not target.exists() and not are_curves(path):
             write_bytes(target, path.read_bytes())
     return said
+
+
+def are_curves(path: Path) -> bool:
+    """Whether a picture is of curves, or none at all."""
+    try:
+        return bool(read_tree(path)["kind"] == CURVES)
+    except (FileError, KeyError, TypeError):
+        return True
 
 
 def lost_series(path: Path, picture: Mapping[str, Any]) -> list[str]:
@@ -219,6 +267,6 @@ def fewer(path: Path, tree: dict[str, Any]) -> list[str]:
 
 
 def seeds_in(folder: Path) -> list[int]:
-    """The seeds of the runs in a table's folder."""
+    """The seeds of the runs in a table's folder; what is no seed of a recipe is the name of no run."""
     found = {path.name.removeprefix("seed-") for path in folder.glob("*/seed-*")}
-    return sorted(int(text) for text in found if text.isdecimal())
+    return sorted(seed for text in found if text.isdecimal() and (seed := int(text)) in SEEDS)

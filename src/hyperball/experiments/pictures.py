@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from hyperball.experiments.broken import is_number
 from hyperball.experiments.table import Finished
 from hyperball.nn.decoupled import Decoupled
 from hyperball.training import load_model
@@ -21,6 +22,7 @@ from hyperball.training.sections import DataConfig
 from hyperball.training.sets import Source, load_set
 
 POINTS = 80  # of a curve
+CURVES = "curves"  # the kind of picture that is drawn from records, without weights
 SAMPLES = 2000  # whose features are drawn
 DIGITS = 5  # significant ones of a written number
 SLOW = 0.01  # a momentum of normalization at which tests in the middle of training lag behind
@@ -79,7 +81,7 @@ def filter_lengths(finished: Sequence[Finished]) -> Mapping[str, dict[str, Any]]
 
 
 def curves(title: str, x_label: str, y_label: str, series: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"kind": "curves", "title": title, "x_label": x_label, "y_label": y_label, "series": series}
+    return {"kind": CURVES, "title": title, "x_label": x_label, "y_label": y_label, "series": series}
 
 
 def series_of(
@@ -89,10 +91,19 @@ def series_of(
     cells: dict[str, list[dict[float, float]]] = defaultdict(list)
     for run in finished:
         lines = [line for line in read_metrics(run.folder / METRICS) if line["kind"] == kind]
-        found = {line[axis]: number for line in lines if (number := value(line)) is not None}
+        found = dict(point for line in lines if (point := point_of(line[axis], value(line))) is not None)
         if found:
             cells[f"{run.entry.row}, {run.entry.column}"].append(found)
     return [one_series(name, seeds) for name, seeds in cells.items()]
+
+
+def point_of(x: Any, y: Any) -> tuple[float, float] | None:
+    """A point of a curve, None where there is no value; what is not finite is refused."""
+    if y is None:
+        return None
+    if not (is_number(x) and is_number(y)):
+        raise ValueError(f"a point of a curve must have finite numbers, got {x!r} and {y!r}")
+    return x, y
 
 
 def one_series(name: str, seeds: Sequence[Mapping[float, float]]) -> dict[str, Any]:

@@ -8,11 +8,10 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from hyperball import data
 from hyperball.experiments.broken import damage, leave_out
 from hyperball.experiments.conditions import conditions_in
+from hyperball.experiments.devices import check_device
 from hyperball.experiments.grid import Cell
 from hyperball.experiments.robust_numbers import attacked_numbers
 from hyperball.experiments.runners import Job, reason_of, recipe_in
@@ -68,9 +67,12 @@ def job_of(entry: Entry, seed: int, out: Path, data_root: str | None, accelerato
 
 
 def check_data(jobs: Sequence[Job]) -> None:
-    """Refuse a GPU or a set that is not there, or broken, before a process is started for every cell that needs it."""
-    if any(job.accelerator == "cuda" for job in jobs) and not torch.cuda.is_available():
-        raise ValueError('`accelerator` must be "cpu" or "auto" where torch finds no GPU, got "cuda"')
+    """Refuse a device or a set that is not there, or broken, before a process is started for every cell that needs it.
+
+    A device is also refused on which cells cannot compute.
+    """
+    for accelerator, precision in dict.fromkeys((job.accelerator, job.cell.recipe.precision) for job in jobs):
+        check_device(accelerator, precision)
     for name, root in dict.fromkeys((job.cell.recipe.data.name, job.data_root) for job in jobs):
         data.load(name, root)
 

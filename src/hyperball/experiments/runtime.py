@@ -14,6 +14,7 @@ import torch
 
 from hyperball import models
 from hyperball.experiments.declarative import SOURCE
+from hyperball.experiments.devices import device_of
 from hyperball.experiments.projections import SETS, projection_text
 from hyperball.experiments.scales import Scale
 from hyperball.experiments.table import published
@@ -63,11 +64,10 @@ def measure_times(
 ) -> str:
     """Time every subject, write table.json into the folder and where it is kept, and give the table for a terminal.
 
-    A kept table of another device stays, which is said. Nothing is begun after `over`, a time of `time.monotonic`:
-    then there is no table, and the text is empty.
+    A kept table of another device, or of other work, stays, which is said. Nothing is begun after `over`, a time of
+    `time.monotonic`: then there is no table, and the text is empty.
     """
-    on_gpu = torch.cuda.is_available() if accelerator == "auto" else accelerator == "cuda"
-    device = torch.device("cuda" if on_gpu else "cpu")
+    device = device_of(accelerator)
     numbers = []
     for subject in table.subjects(scale):
         if time.monotonic() >= over:
@@ -111,13 +111,13 @@ def quotient(above: float | None, below: float | None) -> float | None:
 
 
 def keep_times(path: Path, tree: dict[str, Any]) -> list[str]:
-    """Write a table of times, unless one of another device is there, which is said."""
+    """Write a table of times, unless one of other work or of another device is there, which is said."""
     try:
-        known = read_tree(path)["environment"]["device"]
+        known = read_tree(path)["protocol"]
     except (FileError, KeyError, TypeError):
-        known = tree["environment"]["device"]
-    if known != tree["environment"]["device"]:
-        return [f"kept {path} as it is: it was measured on {known}"]
+        known = tree["protocol"]
+    if known != tree["protocol"]:
+        return [f"kept {path} as it is: it is of another protocol: {known}"]
     write_json(path, tree)
     return []
 

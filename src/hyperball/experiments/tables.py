@@ -40,7 +40,7 @@ TABLES: dict[str, Callable[[], Experiment | Timing]] = {**TRAINED, **TIMED}
 def experiment(name: str) -> Experiment | Timing:
     """The table of that name."""
     if name not in TABLES:
-        raise ValueError(f"unknown table {name!r}; {nearest(name, TABLES)}")
+        raise ValueError(f"unknown table {name!r}; {nearest(name.lower(), TABLES)}")
     return TABLES[name]()
 
 
