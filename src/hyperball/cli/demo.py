@@ -31,8 +31,10 @@ def demo(given: Sequence[str]) -> int:
     from hyperball.report.demo import demo_page, demo_text
     from hyperball.report.page import check_target
     from hyperball.training import Interrupted
+    from hyperball.training.allocator import keep_freed_memory
 
     check_target(own.out)
+    keep_freed_memory()
     began = time.perf_counter()
     print(f"{len(CELLS)} small networks on digits and point clouds, {own.seeds} seeds each, one CPU thread", flush=True)
     folder = Path(own.runs) if own.runs else Path(tempfile.mkdtemp(prefix="hyperball-demo-"))

@@ -17,6 +17,7 @@ from hyperball.training import Metrics, Record, read_recipe
 from hyperball.training import evaluate as measure
 from hyperball.training import resume as go_on
 from hyperball.training import train as run
+from hyperball.training.allocator import keep_freed_memory
 
 NOT_FINITE = "not finite"
 
@@ -60,6 +61,7 @@ def train(given: Sequence[str]) -> int:
         print(recipes.as_yaml(recipe), end="")
         return 0
     folder = recipes.run_folder(own["out"], own["recipe"], recipe)
+    keep_freed_memory()
     with progress() as shown:
         record = run(
             recipe, folder, resume=own["resume"], data_root=own["data_root"], download=own["download"],
@@ -74,6 +76,7 @@ def resume(given: Sequence[str]) -> int:
     options.add_argument("run", metavar="RUN", help="the folder of the run")
     add_place(options)
     own = options.parse_args(given)
+    keep_freed_memory()
     with progress() as shown:
         record = go_on(
             own.run, data_root=own.data_root, accelerator=own.accelerator,

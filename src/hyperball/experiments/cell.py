@@ -10,6 +10,7 @@ from pathlib import Path
 from hyperball._errors import report
 from hyperball.locks import locked
 from hyperball.training import Recipe, train
+from hyperball.training.allocator import keep_freed_memory
 from hyperball.training.fields import RecipeError
 from hyperball.training.files import FileError
 from hyperball.training.folder import LOCK
@@ -77,6 +78,7 @@ def is_held(run_dir: Path) -> bool:
 def main(arguments: list[str]) -> int:
     """0 when the run is done, else the exit code and the line of `hyperball train`."""
     recipe, run_dir, data_root, accelerator = arguments
+    keep_freed_memory()
     try:
         train_cell(Recipe.from_file(recipe), Path(run_dir), data_root or None, accelerator)
     except (Exception, KeyboardInterrupt) as error:
