@@ -19,6 +19,10 @@ tree = dict(recipe=recipe, status="finished", results=dict(last=last, best=last,
 (folder / "metrics.jsonl").write_text(json.dumps(dict(kind="evaluation", step=1, epoch=1.0, **last)) + chr(10))
 (folder / "record.json").write_text(json.dumps(tree))
 """
+TESTED = """
+import json, pathlib, sys
+(pathlib.Path(sys.argv[1]) / "conditions.json").write_text(json.dumps({"50 %": {"top1": 0.5}}))
+"""
 SAVES = """
 import pathlib, signal, sys, time
 folder = pathlib.Path(sys.argv[1])
@@ -32,16 +36,21 @@ time.sleep(120)
 
 
 class FakeCells:
-    """Stands in for `runners.start`: each cell writes a record, unless `scripts` has another text for its magnitude."""
+    """Stands in for `runners.start`: each cell writes a record, unless `scripts` has another text for its magnitude.
+
+    Its further tests write a condition, unless `tests` has another text.
+    """
 
     def __init__(self, scripts: dict) -> None:
         self.scripts = dict(scripts)
+        self.tests: dict[str, str] = {}
         self.started: list[str] = []
 
     def __call__(self, job: runners.Job, count: int) -> subprocess.Popen:
         write_json(job.folder / "cell.json", job.cell.recipe.to_dict())
         self.started.append(job.cell.name)
-        script = self.scripts.get(job.cell.recipe.model.magnitude, RECORD)
+        scripts, usual = (self.scripts, RECORD) if job.trains else (self.tests, TESTED)
+        script = scripts.get(job.cell.recipe.model.magnitude, usual)
         with job.log.open("ab") as log:
             return subprocess.Popen([sys.executable, "-S", "-c", script, str(job.folder)], stdout=log, stderr=log)
 

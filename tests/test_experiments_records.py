@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,16 +10,17 @@ import pytest
 import torch
 from experiment_cases import tiny_recipe, tiny_table
 
-from hyperball import data
+from hyperball.experiments import conditions
 from hyperball.experiments.broken import odd_results
 from hyperball.experiments.collecting import Keeper, collect, seeds_in, write_table
-from hyperball.experiments.conditions import changed_set, conditions_in, measure_conditions
+from hyperball.experiments.conditions import conditions_in, with_conditions
 from hyperball.experiments.drawing import draw
 from hyperball.experiments.reproduce import Follower, annotate, as_data, compare, jobs_of, table
+from hyperball.experiments.runners import Job
 from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.experiments.tables import trained
 from hyperball.training import Recipe, evaluate, train
-from hyperball.training.record import Record, read_metrics
+from hyperball.training.record import DIVERGED, Record, read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -26,12 +28,26 @@ def tiny() -> Experiment:
     return tiny_table()
 
 
+def run_tests(table: Experiment, job: Job) -> int:
+    """The further tests of a network, in this process; the exit code."""
+    handler = signal.getsignal(signal.SIGTERM)
+    _, tests = with_conditions(table, [job])
+    try:
+        return conditions.main(tests.command()[1:])
+    finally:
+        signal.signal(signal.SIGTERM, handler)
+
+
+def pass_tests(table: Experiment, job: Job) -> None:
+    assert run_tests(table, job) == 0
+
+
 def test_finished_cells_are_compared_and_the_others_left_open(tiny, tmp_path: Path):
     jobs = jobs_of(tiny, range(2), tmp_path / "runs")
     assert [job.cell.name for job in jobs[:2]] == ["mean--clean/seed-0", "max--clean/seed-0"]
     for job in (jobs[0], jobs[2]):
         train(job.cell.recipe, job.folder)
-    assert measure_conditions(tiny, jobs, count=2) == {}
+        pass_tests(tiny, job)
     mean, outliers, largest = compare(tiny, jobs)
     results = Record.read(jobs[0].folder).results
     assert mean.values[0] == pytest.approx(100 * (1 - results["last"]["top1"]))
@@ -46,21 +62,36 @@ def test_finished_cells_are_compared_and_the_others_left_open(tiny, tmp_path: Pa
     assert data["numbers"][0]["map_raw, paper"] == 70.0
 
 
-def test_networks_share_the_outliers_that_they_are_tested_with(tiny, tmp_path: Path, monkeypatch):
-    jobs = [job for job in jobs_of(tiny, range(3), tmp_path) if job.cell.label == "mean--clean"]
-    for job in jobs:
-        train(job.cell.recipe, job.folder)
-    shutil.rmtree(jobs[1].folder / "checkpoints")
-    drawn, draw_them = [], data.outliers
-    monkeypatch.setattr(data, "outliers", lambda *arguments: drawn.append(arguments[1]) or draw_them(*arguments))
-    changed_set.cache_clear()
-    (reason,) = measure_conditions(tiny, jobs).items()
-    assert reason == (jobs[1].cell.name, f"there is no checkpoint in {jobs[1].folder / 'checkpoints'}")
-    assert drawn == [0.5]
-    for job in (jobs[0], jobs[2]):
-        alone = evaluate(job.folder, data=job.cell.recipe.data.override({"outliers": 0.5})).as_dict()
-        assert conditions_in(job.folder) == {"50 %": alone}
-    assert drawn == [0.5, 0.5, 0.5]
+def test_a_network_is_tested_as_its_recipe_evaluates_it_and_once(tiny, tmp_path: Path, monkeypatch):
+    job, other = jobs_of(tiny, [0], tmp_path)
+    assert [one.cell.label for one in with_conditions(tiny, [job, other])] == [
+        "mean--clean",
+        "mean--clean tests",
+        "max--clean",
+    ]
+    train(job.cell.recipe, job.folder)
+    pass_tests(tiny, job)
+    alone = evaluate(job.folder, data=job.cell.recipe.data.override({"outliers": 0.5})).as_dict()
+    assert conditions_in(job.folder) == {"50 %": alone}
+    monkeypatch.setattr(conditions, "evaluate", None)  # there is nothing left to measure
+    pass_tests(tiny, job)
+
+
+def test_a_network_that_did_not_converge_is_not_tested(tiny, tmp_path: Path):
+    job = jobs_of(tiny, [0], tmp_path)[0]
+    train(job.cell.recipe, job.folder)
+    replace(Record.read(job.folder), status=DIVERGED, results={}).write(job.folder)
+    pass_tests(tiny, job)
+    assert conditions_in(job.folder) == {}
+    assert with_conditions(tiny, [job])[1].is_done
+
+
+def test_tests_that_fail_say_why_in_one_line(tiny, tmp_path: Path, capsys):
+    job = jobs_of(tiny, [0], tmp_path)[0]
+    train(job.cell.recipe, job.folder)
+    shutil.rmtree(job.folder / "checkpoints")
+    assert run_tests(tiny, job) == 2
+    assert capsys.readouterr().err == f"there is no checkpoint in {job.folder / 'checkpoints'}\n"
 
 
 def test_a_record_says_of_which_cell_it_is_and_by_which_protocol(tiny, tmp_path: Path):
@@ -84,7 +115,7 @@ def test_kept_records_are_small_and_never_written_over(tiny, tmp_path: Path):
     assert collect(jobs, results) == []
     kept = results / "mean--clean" / "seed-0"
     assert {path.name for path in kept.iterdir()} == {"recipe.json", "record.json", "metrics.jsonl"}
-    measure_conditions(tiny, jobs)
+    pass_tests(tiny, jobs[0])
     assert collect(jobs, results) == []
     assert (kept / "conditions.json").exists()
     before = (kept / "record.json").read_text()

@@ -1,24 +1,19 @@
 """`hyperball reproduce` on a machine that may be taken away: whatever goes wrong, what was found is kept."""
 
 import json
-import multiprocessing
 import os
 import signal
 import time
-from concurrent.futures import Future
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import replace
 
 import pytest
-import torch
 from experiment_cases import tiny_recipe, tiny_table
 from runner_cases import RECORD, SAVES, FakeCells, write_run
 
 from hyperball.cli import main
-from hyperball.experiments import conditions, markdown, runners, tables
+from hyperball.experiments import markdown, runners, tables
 from hyperball.experiments.collecting import collect, write_table
-from hyperball.experiments.conditions import CONDITIONS, measure_conditions
+from hyperball.experiments.conditions import CONDITIONS
 from hyperball.experiments.pictures import convergence
 from hyperball.experiments.reproduce import compare, jobs_of, table
 from hyperball.experiments.table import Entry, Experiment, Reduction
@@ -56,22 +51,6 @@ def cells(monkeypatch):
     return made
 
 
-@pytest.fixture
-def measured(monkeypatch):
-    """What measuring a cell raises, by its row; those that are not there are measured at once."""
-    errors, seen = {}, []
-
-    def fake(job, changes):
-        row = job.cell.recipe.model.magnitude
-        seen.append(row)
-        if row in errors:
-            raise errors[row]
-        return {"top1": 0.5}
-
-    monkeypatch.setattr(conditions, "measured", fake)
-    return errors, seen
-
-
 def command(tmp_path, *options):
     places = ["--out", str(tmp_path / "runs"), "--collect", str(tmp_path / "kept")]
     return ["reproduce", "trio", *places, "--accelerator", "cpu", *options]
@@ -83,7 +62,7 @@ def kept(tmp_path, name):
     )
 
 
-def test_a_network_that_cannot_be_drawn_is_named_and_all_else_is_kept(trio, cells, measured, tmp_path, capsys):
+def test_a_network_that_cannot_be_drawn_is_named_and_all_else_is_kept(trio, cells, tmp_path, capsys):
     assert main(command(tmp_path)) == 0
     pictures = tmp_path / "kept" / "trio-paper" / "pictures"
     assert len(list(pictures.glob("filters-*"))) == 3
@@ -100,152 +79,43 @@ def test_a_network_that_cannot_be_drawn_is_named_and_all_else_is_kept(trio, cell
     assert {path.stem for path in pictures.glob("filters-*")} == {"filters-tanh--clean", "filters-sphere--clean"}
 
 
-def test_a_network_that_cannot_be_measured_ends_its_own_tests_alone(trio, cells, measured, tmp_path, capsys):
-    errors, seen = measured
-    errors["tanh"] = CheckpointError("there is no checkpoint")
-    errors["ball"] = MemoryError("out of memory")
+def test_a_network_that_cannot_be_measured_ends_its_own_tests_alone(trio, cells, tmp_path, capsys):
+    cells.tests["tanh"] = "import sys; sys.exit('there is no checkpoint')"
     assert main(command(tmp_path)) == 1
-    errs = capsys.readouterr().err
-    assert "not done: tanh--clean/seed-0: conditions are to be measured: 50 %: there is no checkpoint" in errs
-    assert "not done: ball--clean/seed-0: conditions are to be measured: 50 %: MemoryError: out of memory" in errs
-    assert seen == list(ROWS)
+    assert "not done: tanh--clean_tests/seed-0: there is no checkpoint" in capsys.readouterr().err
     assert kept(tmp_path, "record.json") == ["ball--clean", "sphere--clean", "tanh--clean"]
-    assert kept(tmp_path, CONDITIONS) == ["sphere--clean"]
-    errors.clear()
+    assert kept(tmp_path, CONDITIONS) == ["ball--clean", "sphere--clean"]
+    cells.tests.clear()
+    cells.started.clear()
     assert main(command(tmp_path)) == 0
-    assert seen == [*ROWS, "tanh", "ball"]
+    assert cells.started == ["tanh--clean_tests/seed-0"]
+    assert len(kept(tmp_path, CONDITIONS)) == 3
 
 
-class Pool:
-    """Futures that a killed process broke, but for those of one cell."""
-
-    def __init__(self, killed):
-        self.killed = killed
-
-    def submit(self, work, job, *arguments):
-        future = Future()
-        if job.cell.recipe.model.magnitude in self.killed:
-            future.set_exception(BrokenProcessPool("a process was terminated abruptly"))
-        else:
-            future.set_result(work(job, *arguments))
-        return future
-
-
-def test_what_a_killed_process_took_along_is_measured_again_one_by_one(trio, measured, tmp_path, monkeypatch):
-    pools = []
-
-    @contextmanager
-    def workers(count):
-        pools.append(count)
-        yield Pool(ROWS[1:] if len(pools) == 1 else ["ball"])
-
-    monkeypatch.setattr(conditions, "workers", workers)
-    jobs = jobs_of(trio, [0], tmp_path)
-    for job in jobs:
-        write_run(job)
-    assert measure_conditions(trio, jobs, count=3) == {"ball--clean/seed-0": conditions.DIED}
-    assert pools == [3, 1, 1]
-    assert measured[1] == ["tanh", "sphere"]
-
-
-def test_networks_without_memory_beside_others_are_measured_again_by_half_as_many(
-    trio, measured, tmp_path, monkeypatch
-):
-    errors, seen = measured
-    whole = f"CUDA out of memory. Tried to allocate 4.00 GiB.{' Process 7 has 6 GiB memory in use.' * 90}"
-    errors.update({row: torch.OutOfMemoryError(whole) for row in ROWS[1:]})
-    pools = []
-
-    @contextmanager
-    def workers(count):
-        pools.append(count)
-        if len(pools) == 2:
-            del errors["sphere"]
-        yield Pool([])
-
-    monkeypatch.setattr(conditions, "workers", workers)
-    jobs = jobs_of(trio, [0], tmp_path)
-    for job in jobs:
-        write_run(job)
-    short = "OutOfMemoryError: CUDA out of memory."
-    assert measure_conditions(trio, jobs, count=8) == {"ball--clean/seed-0": short}
-    assert pools == [3, 1]
-    assert seen == [*ROWS, "ball", "sphere"]
-    assert jobs[1].log.read_text().count(whole) == 2
-
-
-@pytest.mark.parametrize("before", [0, 1])
-def test_conditions_that_the_time_was_too_short_for_are_all_that_the_same_command_does(
-    before, trio, cells, measured, tmp_path, capsys, monkeypatch
-):
-    began, (_, seen) = time.monotonic(), measured
-
-    class Clock:
-        """Goes on when all cells are trained and so many are measured."""
-
-        def monotonic(self):
-            trained = len(list((tmp_path / "runs").rglob("record.json"))) == len(ROWS)
-            return began + (10_000 if trained and len(seen) >= before else 0)
-
-        def sleep(self, seconds):
-            os.sched_yield()
-
-    for module in ("cli.reproduce", "experiments.conditions", "experiments.drawing"):
-        monkeypatch.setattr(f"hyperball.{module}.time", Clock())
-    assert main(command(tmp_path, "--time-limit", "5000")) == 130
-    assert seen == list(ROWS[:before])
-    errs = capsys.readouterr().err
-    for row in ROWS:
-        told = f"not done: {row}--clean/seed-0: conditions are to be measured: 50 %\n"
-        assert (told in errs) == (row not in seen)
-    assert "the same command goes on" in errs
-    assert kept(tmp_path, CONDITIONS) == [f"{row}--clean" for row in ROWS[:before]]
-    monkeypatch.undo()
-    monkeypatch.setitem(tables.TABLES, "trio", lambda: trio)
-    monkeypatch.setattr(runners, "start", None)  # there is nothing to begin
-    monkeypatch.setattr(conditions, "measured", lambda job, changes: seen.append(job.cell.label) or {"top1": 0.5})
+def test_a_network_is_tested_when_it_is_trained_and_before_others_are(trio, cells, tmp_path, capsys):
     assert main(command(tmp_path)) == 0
-    assert seen == [*ROWS[:before], *(f"{row}--clean" for row in ROWS[before:])]
-    assert len(kept(tmp_path, CONDITIONS)) == len(ROWS)
+    assert cells.started == [f"{row}--clean{what}/seed-0" for row in ROWS for what in ("", "_tests")]
+    assert "3 cells and 3 tests of them, 0 done before" in capsys.readouterr().out
 
 
-def test_processes_that_measure_end_with_an_interruption():
-    processes = []
-
-    def work():
-        with conditions.workers(1) as pool:
-            pool.submit(time.sleep, 90)
-            processes.extend(multiprocessing.active_children())
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        work()
-    assert processes
-    over = time.monotonic() + 60
-    for process in processes:
-        while process.exitcode is None and time.monotonic() < over:  # a thread of the pool waits for it too
-            time.sleep(0.02)
-        assert process.exitcode == -signal.SIGTERM
+STOPS = """
+import os, pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *arguments: sys.exit(143))
+os.kill(os.getppid(), {number})
+time.sleep(120)
+"""
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-@pytest.mark.parametrize("when", ["conditions", "pictures"])
+@pytest.mark.parametrize("when", ["tests", "pictures"])
 def test_an_interruption_after_training_keeps_what_was_found(
-    when, number, code, trio, cells, measured, tmp_path, capsys, monkeypatch
+    when, number, code, trio, cells, tmp_path, capsys, monkeypatch
 ):
-    (_, seen), measure = measured, conditions.measured
-
     def stop(finished):
         signal.raise_signal(number)
 
-    def measure_until_ball(job, changes):
-        found = measure(job, changes)
-        if seen[-1] == "ball":
-            signal.raise_signal(number)
-        return found
-
-    if when == "conditions":
-        monkeypatch.setattr(conditions, "measured", measure_until_ball)
+    if when == "tests":
+        cells.tests["ball"] = STOPS.format(number=int(number))
     else:
         monkeypatch.setitem(tables.TABLES, "trio", lambda: replace(trio, draws=(stop,)))
     monkeypatch.setitem(tables.TABLES, "next", lambda: replace(tiny_table(), name="next", title="The next table"))
@@ -254,30 +124,19 @@ def test_an_interruption_after_training_keeps_what_was_found(
     captured = capsys.readouterr()
     assert "the same command goes on" in captured.err
     assert "The next table" not in captured.out
-    assert kept(tmp_path, "record.json") == ["ball--clean", "sphere--clean", "tanh--clean"]
-    assert kept(tmp_path, CONDITIONS) == (
-        ["tanh--clean"] if when == "conditions" else sorted(f"{r}--clean" for r in ROWS)
-    )
+    done = ["tanh", "ball"] if when == "tests" else ROWS
+    assert kept(tmp_path, "record.json") == sorted(f"{row}--clean" for row in done)
+    tested = ["tanh"] if when == "tests" else ROWS
+    assert kept(tmp_path, CONDITIONS) == sorted(f"{row}--clean" for row in tested)
     numbers = json.loads((tmp_path / "kept" / "trio-paper" / "table.json").read_text())["numbers"]
-    assert [len(number["values"]) for number in numbers if "50 %" not in number["column"]] == [1, 1, 1]
-    if when == "conditions":
-        assert seen == ["tanh", "ball"]
-        assert "not done: sphere--clean/seed-0: conditions are to be measured: 50 %" in captured.err
+    clean = [len(number["values"]) for number in numbers if "50 %" not in number["column"]]
+    assert clean == [int(row in done) for row in ROWS]
+    if when == "tests":
+        assert "not done: ball--clean_tests/seed-0" in captured.err
+        assert "not done: sphere--clean_tests/seed-0: not begun" in captured.err
 
 
-def test_records_are_kept_before_conditions_are_measured(trio, cells, tmp_path, monkeypatch):
-    found = []
-
-    def measured(job, changes):
-        found.append((kept(tmp_path, "record.json"), kept(tmp_path, "table.json")))
-        return {"top1": 0.5}
-
-    monkeypatch.setattr(conditions, "measured", measured)
-    assert main(command(tmp_path)) == 0
-    assert found[0] == (["ball--clean", "sphere--clean", "tanh--clean"], ["table.json"])
-
-
-def test_each_cell_is_kept_as_it_ends(trio, cells, measured, tmp_path, monkeypatch):
+def test_each_cell_is_kept_as_it_ends(trio, cells, tmp_path, monkeypatch):
     found = []
 
     def start(job, count):
@@ -286,13 +145,14 @@ def test_each_cell_is_kept_as_it_ends(trio, cells, measured, tmp_path, monkeypat
 
     monkeypatch.setattr(runners, "start", start)
     assert main(command(tmp_path)) == 0
-    assert found == [[], ["tanh--clean"], ["ball--clean", "tanh--clean"]]
+    assert found[::2] == [[], ["tanh--clean"], ["ball--clean", "tanh--clean"]]
+    assert found[1::2] == [*found[2::2], ["ball--clean", "sphere--clean", "tanh--clean"]]
     record = json.loads((tmp_path / "kept" / "trio-paper" / "tanh--clean" / "seed-0" / "record.json").read_text())
     assert record["experiment"]["row"] == "tanh"
 
 
 def test_the_end_of_the_time_lets_cells_save_themselves_and_keeps_the_others(
-    trio, cells, measured, tmp_path, capsys, monkeypatch
+    trio, cells, tmp_path, capsys, monkeypatch
 ):
     cells.scripts["ball"] = SAVES
     running = tmp_path / "runs" / "trio-paper" / "ball--clean" / "seed-0"
@@ -318,10 +178,11 @@ def test_the_end_of_the_time_lets_cells_save_themselves_and_keeps_the_others(
     cells.scripts.clear()
     (running / "up").unlink()
     assert main(command(tmp_path)) == 0
-    assert cells.started == ["tanh--clean/seed-0", "ball--clean/seed-0", "ball--clean/seed-0", "sphere--clean/seed-0"]
+    trained = [name for name in cells.started if "_tests" not in name]
+    assert trained == ["tanh--clean/seed-0", "ball--clean/seed-0", "ball--clean/seed-0", "sphere--clean/seed-0"]
 
 
-def test_a_cell_that_another_runner_has_finished_is_not_named(trio, cells, measured, tmp_path, capsys):
+def test_a_cell_that_another_runner_has_finished_is_not_named(trio, cells, tmp_path, capsys):
     cells.scripts["ball"] = RECORD + "\nsys.exit('another process is training into it')"
     assert main(command(tmp_path)) == 0
     assert "not done" not in capsys.readouterr().err
@@ -380,7 +241,7 @@ def test_a_kept_record_is_whole_or_not_there(trio, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("place", ["runs", "kept"])
-def test_a_full_disk_is_named(place, trio, cells, measured, tmp_path, monkeypatch, capsys):
+def test_a_full_disk_is_named(place, trio, cells, tmp_path, monkeypatch, capsys):
     replaced = os.replace
 
     def full(source, target):

@@ -137,6 +137,7 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
     from hyperball.experiments import reproduce as work
     from hyperball.experiments.attack_jobs import with_attacks
     from hyperball.experiments.collecting import Keeper
+    from hyperball.experiments.conditions import with_conditions
     from hyperball.experiments.runners import run_local, shielded
     from hyperball.experiments.sharing import take_over
 
@@ -146,7 +147,7 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
     jobs = work.jobs_of(table, seeds, out, own.data_root, own.accelerator)
     for taken in [] if own.dry_run else take_over(jobs, out):
         speak(taken)
-    everything = with_attacks(table, jobs, seeds)
+    everything = with_conditions(table, with_attacks(table, jobs, seeds))
     waiting = [job for job in everything if not job.is_done]
     announce(table, own, everything, waiting, out)
     if own.dry_run:
@@ -164,11 +165,11 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
     asked = not is_over and any(end.interrupted and not end.late for end in ends)
     with shielded():
         keeper.keep_all(everything)
-    lacking, drawn = measure_and_draw(whole, table, jobs, own, out, time.monotonic() if asked else over)
+    drawn = draw_all(whole, own, out, time.monotonic() if asked else over)
     with shielded():
         keeper.keep_all(everything)
     say_table(table, own.scale, jobs)
-    code = say_rest(everything, ends, lacking, drawn)
+    code = say_rest(everything, ends, drawn)
     if asked or not (drawn or time.monotonic() >= over):
         raise KeyboardInterrupt  # no other table is begun
     return code
@@ -179,30 +180,32 @@ def announce(
 ) -> None:
     """Say which table it is, how much of it is done, and with `--dry-run` every cell."""
     print(f"{table.title} ({table.source})")
-    cells = "1 cell" if len(jobs) == 1 else f"{len(jobs)} cells"
-    print(f"{cells}, {len(jobs) - len(waiting)} done before, in {out}", flush=True)
+    print(f"{counted(jobs)}, {len(jobs) - len(waiting)} done before, in {out}", flush=True)
     if own.scale != "paper":
         print(f"{own.scale}: {table.words(own.scale)}; the paper's numbers are those of the full schedule")
     if own.dry_run:
         print("\n".join(f"{'to do' if job in waiting else 'done':>5}  {job.cell.name}" for job in jobs))
 
 
-def measure_and_draw(
-    whole: Experiment, table: Experiment, jobs: Sequence[Job], own: argparse.Namespace, out: Path, over: float
-) -> tuple[list[End], bool]:
-    """Measure conditions and draw, until the time is over or Ctrl-C: the cells that lack tests, and if all is drawn."""
+def counted(jobs: Sequence[Job]) -> str:
+    """How many networks are trained, and how many jobs test them."""
+    cells = sum(job.trains for job in jobs)
+    words = "1 cell" if cells == 1 else f"{cells} cells"
+    tests = len(jobs) - cells
+    return f"{words} and {tests} {'test' if tests == 1 else 'tests'} of them" if tests else words
+
+
+def draw_all(whole: Experiment, own: argparse.Namespace, out: Path, over: float) -> bool:
+    """Draw the pictures of a table until the time is over or Ctrl-C; whether all are drawn."""
     from hyperball.experiments.collecting import seeds_in
-    from hyperball.experiments.conditions import measure_conditions, untested
     from hyperball.experiments.drawing import draw
     from hyperball.experiments.reproduce import jobs_of
     from hyperball.experiments.tables import whole_of
 
-    drawn, reasons = whole_of(whole).at(own.scale), dict[str, str]()
-    finished = False
+    drawn = whole_of(whole).at(own.scale)
     with contextlib.suppress(KeyboardInterrupt):
-        reasons = measure_conditions(table, jobs, own.jobs, over)
-        finished = draw(drawn, jobs_of(drawn, seeds_in(out), out, own.data_root, own.accelerator), out, over)
-    return untested(table, jobs, reasons), finished
+        return draw(drawn, jobs_of(drawn, seeds_in(out), out, own.data_root, own.accelerator), out, over)
+    return False
 
 
 def say_table(table: Experiment, scale: Scale, jobs: Sequence[Job]) -> None:
@@ -215,12 +218,11 @@ def say_table(table: Experiment, scale: Scale, jobs: Sequence[Job]) -> None:
     print("\n".join([*doubts_of(table, jobs), *(f"note: {note}" for note in work.notes_of(table, lines))]))
 
 
-def say_rest(jobs: Sequence[Job], ends: Sequence[End], lacking: Sequence[End], drawn: bool) -> int:
+def say_rest(jobs: Sequence[Job], ends: Sequence[End], drawn: bool) -> int:
     """Name what is not done; 0 if nothing is, 130 where the same command goes on."""
     from hyperball.experiments.summary import unfinished
 
-    missing = {**{end.job.cell.name: end.reason for end in lacking}, **unfinished(jobs, ends)}
-    code = conclude(missing, [*ends, *lacking])
+    code = conclude(unfinished(jobs, ends), ends)
     if not drawn and code != INTERRUPTED:
         print("interrupted before all pictures were drawn; the same command goes on", file=sys.stderr)
     return code if drawn else INTERRUPTED

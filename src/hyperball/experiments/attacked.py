@@ -7,12 +7,10 @@ what is done is not done again, and what was killed goes on. After every part RU
 
 from __future__ import annotations
 
-import signal
 import sys
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, ClassVar
 
 import torch
@@ -26,8 +24,9 @@ from hyperball.experiments.attack_state import is_done, keep_weights, lacking, w
 from hyperball.experiments.devices import device_of
 from hyperball.experiments.plan import Part
 from hyperball.experiments.robustness_record import FOLDER, assembled, curve_path, part_path, write_record
-from hyperball.experiments.runners import Job
+from hyperball.experiments.runners import Job, stop_at_sigterm
 from hyperball.training import load_model, read_recipe
+from hyperball.training.allocator import keep_freed_memory
 from hyperball.training.engine import settings
 from hyperball.training.files import read_tree, write_json
 from hyperball.training.folder import held
@@ -157,14 +156,11 @@ def attack_cell(plan: dict[str, Any], run_dir: Path, source_dir: Path, data_root
             write_record(run_dir, assembled(run_dir, plan, is_done))
 
 
-def interrupted(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
-
-
 def main(arguments: list[str]) -> int:
     """0 when all is done, else an exit code and one line."""
     plan, run_dir, source_dir, data_root, accelerator = arguments
-    signal.signal(signal.SIGTERM, interrupted)
+    stop_at_sigterm()
+    keep_freed_memory()
     try:
         attack_cell(read_tree(Path(plan)), Path(run_dir), Path(source_dir), data_root or None, accelerator)
     except (Exception, KeyboardInterrupt) as error:

@@ -1,158 +1,87 @@
-"""Further tests of trained networks, such as outliers in the test set: conditions.json beside a record."""
+"""Further tests of a trained network, such as outliers in the test set, in a process of their own.
+
+That is `python -m hyperball.experiments.conditions PLAN RUN DATA_ROOT ACCELERATOR`.
+
+RUN/conditions.json is written anew after each of them: what is done is not done again.
+"""
 
 from __future__ import annotations
 
-import math
-import multiprocessing
-import os
-import signal
-import time
+import sys
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
-from functools import lru_cache
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from hyperball import data
-from hyperball.data import Dataset
+from hyperball._errors import report
 from hyperball.experiments.broken import leave_out, odd_number
-from hyperball.experiments.failures import out_of_memory, write_down
-from hyperball.experiments.orphans import follow
-from hyperball.experiments.runners import End, Job, reason_of
+from hyperball.experiments.grid import Cell
+from hyperball.experiments.runners import Job, stop_at_sigterm
 from hyperball.experiments.table import Experiment
-from hyperball.training import evaluate
+from hyperball.training import evaluate, read_recipe
+from hyperball.training.allocator import keep_freed_memory
 from hyperball.training.files import FileError, read_tree, write_json
-from hyperball.training.sections import DataConfig
-from hyperball.training.sets import Source, for_evaluation, load_set
+from hyperball.training.record import has_diverged
+from hyperball.training.sets import for_evaluation
 
 CONDITIONS = "conditions.json"
-SETS = 8  # of one network's conditions that a process holds for the next one's
-DIED = "a process that measured was killed"
+PLAN = "conditions-plan.json"
 
 Changes = Mapping[str, Any]
-Waiting = tuple[Job, dict[str, Changes]]
 
 
-def measure_conditions(
-    experiment: Experiment, jobs: Sequence[Job], count: int = 1, over: float = math.inf
-) -> dict[str, str]:
-    """Measure every finished network under the further conditions of its entry, once, in up to `count` processes.
+@dataclass(frozen=True)
+class ConditionsJob(Job):
+    """The tests of the network that another cell trained; `cell` is that one's with a label of its own."""
 
-    None is begun after `over`, a time of `time.monotonic`. Those without memory beside others are measured again, by
-    half as many processes. What went wrong, which ends the tests of one network alone, is returned by the names of
-    cells, and stands in their logs.
-    """
-    waiting = unmeasured(experiment, jobs)
-    count = min(count, len(waiting))
-    if count < 2:
-        reasons = {job.cell.name: attempted(job, wanted, over) for job, wanted in waiting}
-    else:
-        reasons = in_processes(waiting, count, over)
-        full = [job for job, _ in waiting if out_of_memory([reasons[job.cell.name]])]
-        if full and time.monotonic() < over:
-            reasons |= in_processes(unmeasured(experiment, full), count // 2, over)
-        for job, wanted in waiting:  # a killed process takes the others' work along
-            if reasons[job.cell.name] == DIED and time.monotonic() < over:
-                reasons |= in_processes([(job, wanted)], 1, over)
-    return {name: reason for name, reason in reasons.items() if reason}
+    trains: ClassVar[bool] = False
+    trained: str = ""
+    conditions: Mapping[str, Changes] = field(default_factory=dict)
 
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return (self.trained,)
 
-def untested(experiment: Experiment, jobs: Sequence[Job], reasons: Mapping[str, str]) -> list[End]:
-    """The cells without some of their tests: for a reason, or as the work was interrupted."""
-    return [
-        End(job, ": ".join(filter(None, (told(wanted), reasons.get(job.cell.name)))), job.cell.name not in reasons)
-        for job, wanted in unmeasured(experiment, jobs)
-    ]
+    def command(self) -> list[str]:
+        write_json(self.folder / PLAN, {name: dict(changes) for name, changes in self.conditions.items()})
+        places = [str(self.folder / PLAN), str(self.folder)]
+        return ["hyperball.experiments.conditions", *places, self.data_root or "", self.accelerator]
+
+    def missing(self) -> str:
+        """Which tests are to be made, or nothing if all are, or the network did not converge."""
+        if self.diverged:
+            return ""
+        lacking = [name for name in self.conditions if name not in conditions_in(self.folder)]
+        return f"conditions are to be measured: {', '.join(lacking)}" if lacking else ""
 
 
-def told(wanted: Mapping[str, Changes]) -> str:
-    return f"conditions are to be measured: {', '.join(wanted)}"
+def with_conditions(experiment: Experiment, jobs: Sequence[Job]) -> list[Job]:
+    """Jobs, and behind each that trains a network which has further tests the job of those."""
+    entries = {entry.name: entry.conditions for entry in experiment.entries if entry.conditions}
+    return [one for job in jobs for one in (job, *tests_of(job, entries.get(job.cell.label, {})))]
 
 
-def unmeasured(experiment: Experiment, jobs: Sequence[Job]) -> list[Waiting]:
-    """The finished networks that have not been tested under all conditions, and those that lack."""
-    entries = {entry.name: entry for entry in experiment.entries if entry.conditions}
-    found = []
-    for job in jobs:
-        if job.cell.label in entries and job.is_done and not job.diverged:
-            held = conditions_in(job.folder)
-            conditions = entries[job.cell.label].conditions
-            wanted = {name: changes for name, changes in conditions.items() if name not in held}
-            found += [(job, wanted)] if wanted else []
-    return found
+def tests_of(job: Job, conditions: Mapping[str, Changes]) -> Iterator[ConditionsJob]:
+    if job.trains and conditions:
+        cell = Cell(f"{job.cell.label} tests", job.cell.seed, job.cell.recipe)
+        yield ConditionsJob(cell, job.folder, job.data_root, job.accelerator, job.cell.name, conditions)
 
 
-def in_processes(waiting: Sequence[Waiting], count: int, over: float) -> dict[str, str]:
-    """What went wrong with each network, which several processes measure."""
-    futures: dict[str, Future[str]] = {}
-    reasons = {job.cell.name: DIED for job, _ in waiting}
-    with workers(min(count, len(waiting))) as pool:
-        with suppress(BrokenProcessPool):
-            for job, wanted in waiting:
-                futures[job.cell.name] = pool.submit(attempted, job, wanted, over)
-        for name, future in futures.items():
-            with suppress(BrokenProcessPool):
-                reasons[name] = future.result()
-    return reasons
-
-
-@contextmanager
-def workers(count: int) -> Iterator[ProcessPoolExecutor]:
-    """Processes that end with us, and at once where the block does not end well."""
-    others = set(multiprocessing.active_children())
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(count, context, initializer=begin, initargs=(os.getpid(),))
-    try:
-        yield pool
-    except BaseException:
-        pool.shutdown(wait=False, cancel_futures=True)
-        for process in set(multiprocessing.active_children()) - others:
-            process.terminate()
-        raise
-    pool.shutdown()
-
-
-def begin(parent: int) -> None:
-    """A process that ends with its parent, which alone answers Ctrl-C."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    follow(parent)
-
-
-def attempted(job: Job, conditions: Mapping[str, Changes], over: float = math.inf) -> str:
-    """Measure one network under conditions until the time is over, and write down each as it is found; what failed."""
-    try:
-        for name, changes in conditions.items():
-            if time.monotonic() >= over:
-                break
-            found = measured(job, changes)
-            write_json(job.folder / CONDITIONS, {**conditions_in(job.folder), name: found})
-    except Exception as error:
-        write_down(job.log, error)
-        return reason_of(error)
-    return ""
-
-
-def measured(job: Job, changes: Changes) -> dict[str, Any]:
-    """The metrics of a network on its test set with changes, which all networks of a process share."""
-    own, root = job.cell.recipe.data, job.data_root
-    changed = for_evaluation(own.override(changes), own)
-    shared = changed_set(changed, root)
-    rest = changed.override({"outliers": 0.0})  # those of the shared set are drawn
-    return evaluate(job.folder, data=rest, data_root=root, dataset=shared, accelerator=job.accelerator).as_dict()
-
-
-@lru_cache(maxsize=SETS)
-def changed_set(config: DataConfig, root: str | None) -> Dataset:
-    """A set whose test split is as a condition says: outliers of thousands of clouds take seconds."""
-    return load_set(config, Source(dataset=whole_set(config.name, root)), used=("test",))
-
-
-@lru_cache(maxsize=1)
-def whole_set(name: str, root: str | None) -> Dataset:
-    """A set that many evaluations share, read once."""
-    return data.load(name, root)
+def measure_cell(conditions: Mapping[str, Changes], run_dir: Path, data_root: str | None, accelerator: str) -> None:
+    """Measure what is not measured of a network, and write down each as it is found."""
+    if has_diverged(run_dir):
+        print("the network did not converge: there is nothing to test", flush=True)
+        return
+    own = read_recipe(run_dir).data
+    whole = data.load(own.name, data_root)
+    for name, changes in conditions.items():
+        held = conditions_in(run_dir)
+        if name in held:
+            continue
+        changed = for_evaluation(own.override(changes), own)
+        found = evaluate(run_dir, data=changed, dataset=whole, accelerator=accelerator)
+        write_json(run_dir / CONDITIONS, {**held, name: found.as_dict()})
 
 
 def conditions_in(folder: Path) -> dict[str, Any]:
@@ -172,3 +101,19 @@ def conditions_in(folder: Path) -> dict[str, Any]:
         if problem := odd_number(metrics):
             leave_out(path, f"{name}: {problem}")
     return {name: metrics for name, metrics in tree.items() if not odd_number(metrics)}
+
+
+def main(arguments: list[str]) -> int:
+    """0 when all is done, else an exit code and one line."""
+    plan, run_dir, data_root, accelerator = arguments
+    stop_at_sigterm()
+    keep_freed_memory()
+    try:
+        measure_cell(read_tree(Path(plan)), Path(run_dir), data_root or None, accelerator)
+    except (Exception, KeyboardInterrupt) as error:
+        return report(error)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -14,9 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar
 
-from hyperball._errors import FAILED, USAGE, exit_code, one_line
+from hyperball._errors import FAILED, USAGE, Terminated, exit_code, one_line
 from hyperball.experiments.cell import train_cell
 from hyperball.experiments.failures import Room, first_sentence, length_of, lines_of, out_of_memory, write_down
 from hyperball.experiments.grid import Cell
@@ -151,8 +152,11 @@ def run_local(
     """
     crew = Crew(list(jobs), count, say, math.inf if seconds is None else time.monotonic() + seconds)
     try:
+        seen: tuple[int, ...] = ()
         while crew.goes_on:
-            crew.begin()
+            if crew.state != seen:  # many cells that wait take a while to look through
+                crew.begin()
+                seen = crew.state
             for job in crew.look():
                 when_ended(job)
             time.sleep(PAUSE)
@@ -183,6 +187,11 @@ class Crew:
         self.room = Room(self.count)
 
     @property
+    def state(self) -> tuple[int, ...]:
+        """What changes with every job that begins, ends or waits again."""
+        return len(self.waiting), len(self.running), len(self.ends)
+
+    @property
     def goes_on(self) -> bool:
         """Whether there is something to do, and time for it."""
         return bool(self.running or (self.waiting and not self.is_late)) and time.monotonic() < self.over
@@ -195,7 +204,7 @@ class Crew:
 
     def begin(self) -> None:
         """Start the first jobs whose needs are met, and end those whose needs failed."""
-        failed = {end.job.cell.name: end.reason for end in self.ends if end.reason}
+        failed = {end.job.cell.name: end.reason for end in self.ends if end.reason and not end.job.is_done}
         for job in list(self.waiting):
             broken = [name for name in job.needs if name in failed]
             if broken:
@@ -273,6 +282,15 @@ def start(job: Job, count: int) -> subprocess.Popen[bytes]:
             command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, preexec_fn=follows,
             env={"OMP_NUM_THREADS": threads, "TORCHINDUCTOR_COMPILE_THREADS": threads, **os.environ},
         )  # fmt: skip
+
+
+def stop_at_sigterm() -> None:
+    """SIGTERM ends the process of a job as Ctrl-C does, with all that it leaves in order."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, interrupt)
 
 
 @contextlib.contextmanager
