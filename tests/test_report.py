@@ -1,7 +1,6 @@
 """The report's page: what it shows of runs, tables and attacks, and how it is written."""
 
 import json
-import time
 
 import pytest
 from report_cases import (
@@ -280,13 +279,11 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
-def test_a_thousand_records_make_a_small_page_in_little_time(tmp_path):
+def test_a_thousand_records_make_a_small_page(tmp_path):
     rows = tuple(f"operator {index}" for index in range(100))
     make_table(tmp_path / "big", rows=rows, columns=("a", "b"), seeds=5, epochs=20)
-    began = time.process_time()
     text = page_of(tmp_path)
     assert len(text.encode()) < 5e6
-    assert time.process_time() - began < 20
     assert "operator 99" in text
 
 

@@ -122,11 +122,26 @@ def test_tables_operators_and_scales_can_be_chosen(visit, address):
     assert shown.count() == 1
     assert shown.first.get_attribute("data-scale") == "quick"
     assert page.locator(".toc li:visible").count() == 1
+    page.select_option("[name=table]", "")
+    scales = page.locator("main > section:visible").evaluate_all("parts => parts.map((part) => part.dataset.scale)")
+    assert set(scales) == {"quick"}  # neither benchmarks nor the geometry are of a scale
+
+
+def test_pictures_of_other_operators_go_away(visit, address):
+    page = visit(address)
+    page.select_option("[name=operator]", "tanh")
+    geometry = page.locator("section[data-part=geometry]")
+    assert geometry.locator("figure.small:visible figcaption").all_inner_texts() == [
+        "tanh\nh(n) = α·tanh(n/ρ)", "tanh · cosine", "tanh · square cosine", "tanh · linear",
+    ]  # fmt: skip
+    radii = page.locator(f"{TABLE} .gallery", has_text="Learned radii").locator("figure")
+    assert radii.count() > 1
+    assert [text.startswith("Radii: tanh") for text in radii.locator("visible=true").all_inner_texts()] == [True]
 
 
 def test_a_click_on_a_head_sorts_and_a_second_one_turns_it_round(visit, address):
     page = visit(address)
-    page.locator(f"{TABLE} details.more summary").click()
+    page.locator(f"{TABLE} details.more:not(.pictures) summary").click()
     table = page.locator(f"{TABLE} details.more table")
     head = table.locator("th", has_text="ours").first
 
@@ -143,6 +158,60 @@ def test_a_click_on_a_head_sorts_and_a_second_one_turns_it_round(visit, address)
     assert head.get_attribute("aria-sort") == "descending"
 
 
+def test_cells_without_a_number_stay_last_and_a_third_click_brings_back_the_order(visit, tmp_path):
+    values = {"a": [30.0], "b": [], "c": [20.0], "d": [25.0]}
+    numbers = [number(row, column, 24.0, held) for row, held in values.items() for column in ("x", "y")]
+    numbers += [number("e", column, "N/C", [], diverged=["0"]) for column in ("x", "y")]
+    numbers += [number("b", "z", 24.0, [9.0])]
+    write(tmp_path / "in" / "table.json", table_tree("t", numbers))
+    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"))
+    page = visit((tmp_path / "page.html").as_uri())
+    table = page.locator("section[data-table=t] table").first
+
+    def order():
+        return "".join(table.locator("tbody td:first-child span").all_inner_texts())
+
+    head = table.locator("th").nth(1).locator("button")
+    seen = [order()]
+    for _ in range(3):
+        head.click()
+        seen.append(order())
+    assert seen == ["abcde", "cdabe", "adcbe", "abcde"]
+    assert table.locator("th[aria-sort]").count() == 0
+
+
+def test_pictures_behind_a_fold_are_found_by_the_filter_and_put_back(visit, address):
+    page = visit(address)
+    gallery = page.locator(f"{TABLE} .gallery", has_text="Convergence")
+    assert gallery.locator("figure:visible").count() == 4
+    fold = gallery.locator("details.pictures")
+    assert fold.locator("summary").inner_text().endswith("more pictures")
+    page.fill("[name=text]", '"training loss: cosine, no relu"')
+    assert gallery.locator("figure:visible").count() == 1
+    assert fold.get_attribute("open") is not None
+    page.fill("[name=text]", "")
+    assert fold.get_attribute("open") is None
+    page.fill("[name=text]", '"cosine, no relu"')  # the first pictures have it too
+    assert gallery.locator("figure:visible").count() > 0
+    assert fold.get_attribute("open") is None
+    page.fill("[name=text]", "tanh")
+    runs = page.locator("section[data-part=runs] > details")
+    assert runs.get_attribute("open") is not None
+    page.click("form button[type=reset]")
+    page.wait_for_function("document.querySelector('section[data-part=runs] > details').open === false")
+
+
+def test_the_mark_of_the_best_number_makes_no_table_wider(visit, tmp_path):
+    columns = ("clean", *(f"clean, {share} %" for share in range(5, 60, 5)))
+    numbers = [number(row, column, 80.0, [70.0 + at]) for at, row in enumerate("ab") for column in columns]
+    write(tmp_path / "in" / "table.json", table_tree("t", numbers, "top1"))
+    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"))
+    page = visit((tmp_path / "page.html").as_uri(), viewport={"width": 1400, "height": 900})
+    scroll = page.locator("section[data-table=t] .scroll").first
+    assert scroll.locator("td.best").count() == 12
+    assert scroll.evaluate("scroll => scroll.scrollWidth - scroll.clientWidth") == 0
+
+
 @pytest.mark.parametrize("width", [390, 1400])
 def test_the_whole_head_of_a_column_sorts(width, visit, address):
     page = visit(address, viewport={"width": width, "height": 1000})
@@ -156,7 +225,7 @@ def test_the_whole_head_of_a_column_sorts(width, visit, address):
     assert box["height"] >= 40
     for index, (across, down) in enumerate(((2, 3), (box["width"] - 3, 3), (2, box["height"] - 4))):
         page.mouse.click(box["x"] + across, box["y"] + down)
-        assert head.get_attribute("aria-sort") == ("descending" if index % 2 else "ascending")
+        assert head.get_attribute("aria-sort") == ("ascending", "descending", None)[index]
 
 
 def test_the_keyboard_is_seen_on_a_head(visit, address):
@@ -183,6 +252,14 @@ def test_a_table_that_goes_on_says_so_until_its_end_is_seen(visit, address):
     frame.locator(".scroll").evaluate("scroll => { scroll.scrollLeft = 0; }")
     wide = "frame => innerWidth === 1400 && !frame.matches('.goes-on')"
     page.wait_for_function(wide, arg=frame.element_handle())
+
+
+@pytest.mark.parametrize("width, names", [(390, 0), (1400, 4)])
+def test_the_first_table_leaves_out_names_where_there_is_little_room(width, names, visit, address):
+    page = visit(address, viewport={"width": width, "height": 844})
+    glance = page.locator("section[data-part=overview] table")
+    assert glance.locator("td:nth-child(2):visible").count() == names
+    assert glance.locator("td:nth-child(3):visible").count() == 4
 
 
 def test_a_wide_table_of_attacks_fits_a_wide_screen(visit, tmp_path):
@@ -279,6 +356,7 @@ def test_a_page_on_paper_has_no_controls_and_no_folds(visit, address):
     assert luminance(background(page)) > 250
     page.evaluate("dispatchEvent(new Event('beforeprint'))")
     assert page.locator("details:not([open])").count() == 0
+    assert page.locator("details.pictures > summary:visible").count() == 0
     assert len(page.pdf()) > 50_000
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details:not([open])").count() > 0
@@ -291,6 +369,13 @@ def test_no_table_makes_a_page_of_paper_shrink(visit, address):
     assert page.evaluate("document.documentElement.scrollWidth") <= 718
     too_wide = "parts => parts.filter((part) => part.scrollWidth > part.clientWidth + 1).length"
     assert page.locator(".scroll").evaluate_all(too_wide) == 0
+    rows_of_a_word = """words => words.filter((word) => !word.textContent.trim().includes(" ")).map((word) => {
+      const text = document.createRange();
+      text.selectNodeContents(word);
+      return new Set([...text.getClientRects()].map((box) => box.top)).size;
+    })"""
+    words = page.locator("section[data-part=overview]").locator("th button, td:nth-child(3) span")
+    assert set(words.evaluate_all(rows_of_a_word)) == {1}
     number = page.locator(f"{TABLE} td:not(.text) span").first
     assert number.evaluate("span => getComputedStyle(span).whiteSpace") == "nowrap"
 

@@ -11,7 +11,7 @@ from report_cases import make_run, words_of, write
 import hyperball as hb
 from hyperball.report import Chart, Series, read_folder
 from hyperball.report.charts import HEIGHT, WIDTH, apart, draw, edges, picture
-from hyperball.report.drawing.axes import log_ticks, ticks
+from hyperball.report.drawing.axes import log_ticks, short, ticks
 from hyperball.report.drawing.svg import element
 from hyperball.report.files import natural
 from hyperball.report.functions import ANGULARS, MAGNITUDES, PENALTIES, POWER
@@ -59,6 +59,42 @@ def test_lines_stay_inside_of_the_picture_and_bad_points_are_dropped(log):
     assert all(0 <= x <= WIDTH for x in numbers[::2])
     assert all(0 <= y <= HEIGHT for y in numbers[1::2])
     assert numbers[1] > numbers[3]
+
+
+@pytest.mark.parametrize(
+    "heights, log_x, log",
+    [
+        ((2.4, 1.6), False, False),  # less than ten times apart
+        ((2.4, 0.2), False, True),
+        ((2.4, 1.6), True, True),  # straight lines are what two logarithmic axes are for
+        ((2.4, 0.0), False, False),
+        ((2.4, -1.0), False, False),
+        ((2.4, 5e-324), False, False),  # below the least power of ten
+        ((2.4, 5e-324), True, False),
+    ],
+)
+def test_an_axis_is_logarithmic_where_that_shows_more_and_says_so(heights, log_x, log):
+    points = tuple(zip((1.0, 8.0), heights, strict=True))
+    chart = Chart("title", "epoch", "", (Series("a", points),), note="a note", log=True, log_x=log_x)
+    assert draw(chart).up.log is log
+    assert picture(chart).note == ("a note; logarithmic scale" if log else "a note")
+
+
+@pytest.mark.parametrize(
+    "heights, longest", [((0.0, 4.0), "4"), ((1e6, 1e6), "1.05e6"), ((2e5, 7.5e5), "800,000"), ((0.0, 3e-8), "3e−8")]
+)
+def test_the_numbers_beside_an_axis_have_room(heights, longest):
+    chart = Chart("title", "epoch", "", (Series("a", tuple(enumerate(heights))),))
+    drawing = draw(chart)
+    assert longest in drawing.y_texts
+    assert drawing.across.start - 7 >= 8.5 * max(map(len, drawing.y_texts))  # of letters of 15 px, as on a phone
+
+
+@pytest.mark.parametrize(
+    "value, text", [(5000.0, "5,000"), (0.02, "0.02"), (1.25e6, "1.25e6"), (2e-5, "2e−5"), (-1e-12, "−1e−12"), (0, "0")]
+)
+def test_numbers_of_an_axis_are_short(value, text):
+    assert short(value) == text
 
 
 def test_long_curves_are_thinned_and_keep_their_end():

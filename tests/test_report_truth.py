@@ -180,6 +180,21 @@ def test_a_cell_of_several_recipes_counts_once_by_the_tables_own_number(own, don
     assert section_of(tmp_path, table="t").finding.startswith(found)
 
 
+@pytest.mark.parametrize("own, text", [([20.0], "20.00"), ([33.0], "–")], ids=["its own number", "another"])
+def test_a_cell_of_several_recipes_leaves_the_table_as_the_paper_prints_it(own, text, tmp_path):
+    make_run(tmp_path / "t/tanh--cosine/seed-0", top1=0.8)
+    make_run(tmp_path / "t/tanh--cosine/seed-0-other", top1=0.6, optimizer__lr=0.1)
+    numbers = [number("tanh", "cosine", 20.0, own), number("tanh", "linear", 20.0, [21.0])]
+    numbers += [number("ball", column, 20.0, [50.0]) for column in ("cosine", "linear")]
+    write(tmp_path / "t/table.json", table_tree("t", numbers))
+    matrix, detail = section_of(tmp_path, table="t").tables
+    cells = {row[0].text: row[1:] for row in matrix.rows}
+    assert [cell.text for cell in cells["tanh"]] == [text, "21.00"]
+    assert [cell.doubted for cell in cells["tanh"]] == [True, False]
+    assert "recipes" in cells["tanh"][0].tip
+    assert [row[0].remark for row in detail.rows[:2]] == ["lr 0.001", "lr 0.1"]
+
+
 def test_a_table_whose_cells_all_hold_several_recipes_but_its_own_says_so(tmp_path):
     make_run(tmp_path / "t/tanh--cosine/seed-0", top1=0.8)
     make_run(tmp_path / "t/tanh--cosine/seed-0-other", top1=0.6, optimizer__lr=0.1)
@@ -213,19 +228,19 @@ def test_charts_say_how_many_of_their_lines_they_draw(tmp_path):
     ]
     assert len(notes) == 4
     assert all("12 of 16 lines" in note for note in notes)
-    assert runs.galleries[0].lead == "4 of 16 networks."
+    assert runs.galleries[0].lead == "12 of 16 pictures."
     assert "24 of 30 lines" in words_of(tmp_path)
 
 
 def test_pictures_of_a_kind_are_counted_among_their_kind(tmp_path):
-    for index in range(15):
+    for index in range(40):
         curve = {"kind": "curves", "title": f"c{index}", "series": [{"name": "a", "x": [1, 2], "y": [1, 2]}]}
         write(tmp_path / f"a{index:02}.json", curve)
     write(tmp_path / "z.json", features_tree(20))
     galleries = {entry.title: entry for entry in section_of(tmp_path, part="figures").galleries}
     assert len(galleries["Features in the plane"].charts) == 1
-    assert len(galleries["Curves"].charts) == 12
-    assert galleries["Curves"].lead == "12 of 15 pictures."
+    assert len(galleries["Curves"].charts) == 36
+    assert galleries["Curves"].lead == "36 of 40 pictures."
 
 
 def test_an_unfinished_seed_does_not_cut_the_curves_of_the_others(tmp_path):
@@ -279,6 +294,39 @@ def test_another_number_of_seeds_than_the_tables_is_a_doubt(tmp_path):
     assert [doubt.text for doubt in line.doubts] == ["table.json says 25.00 over 2 seeds, the records have 1"]
 
 
+def diverge(place):
+    record = json.loads((place / "record.json").read_text())
+    failure = {"message": "the loss is not finite"}
+    write(place / "record.json", record | {"status": "diverged", "results": {}, "failure": failure})
+
+
+@pytest.mark.parametrize(
+    "values, diverged, said",
+    [
+        ([25.0, 26.0], [], "table.json says 25.50 over 2 seeds, the records have 1 and 1 that did not converge"),
+        ([25.0], [], "table.json says 25.00 over 1 seed, the records have 1 and 1 that did not converge"),
+        ([], ["0", "1"], "table.json says N/C over 2 seeds, the records have 1 and 1 that did not converge"),
+        ([25.0], ["1"], ""),
+        ([], [], ""),
+    ],
+)
+def test_a_table_that_knows_of_other_lost_networks_is_doubted(values, diverged, said, tmp_path):
+    make_run(tmp_path / "t/tanh--cosine/seed-0", top1=0.75)
+    diverge(make_run(tmp_path / "t/tanh--cosine/seed-1", seed=1))
+    write(tmp_path / "t/table.json", table_tree("t", [number("tanh", "cosine", 25.0, values, diverged=diverged)]))
+    (line,) = lines_of(tmp_path)
+    assert line.text == "25.00 (1 N/C)"
+    assert [doubt.text for doubt in line.doubts] == ([said] if said else [])
+
+
+def test_a_number_of_networks_that_were_all_lost_is_doubted(tmp_path):
+    diverge(make_run(tmp_path / "t/tanh--cosine/seed-0"))
+    write(tmp_path / "t/table.json", table_tree("t", [number("tanh", "cosine", 25.0, [25.0])]))
+    (line,) = lines_of(tmp_path)
+    said = "table.json says 25.00 over 1 seed, the records have 0 and 1 that did not converge"
+    assert (line.text, [doubt.text for doubt in line.doubts]) == ("N/C", [said])
+
+
 @pytest.mark.parametrize("share", [1.5, 90.0, -0.1])
 def test_accuracies_that_are_none_are_left_out(share, tmp_path):
     make_run(tmp_path / "bad", top1=share)
@@ -327,3 +375,25 @@ def test_words_fit_the_numbers(tmp_path):
     assert "differences to the paper" not in text
     assert "nan" not in re.findall(r"[a-z]+", text)
     assert "%, %" not in text
+
+
+def test_networks_under_attack_have_names_of_their_own_and_the_baseline_comes_first(tmp_path):
+    kinds = (
+        {"model__magnitude": "tanh"},
+        {"model__magnitude": None, "model__pool": "huber"},
+        {"model__magnitude": None},
+    )
+    for index, changes in enumerate(kinds):
+        place = make_run(tmp_path / f"run-{index}", **changes)
+        write(place / "attacks" / "linf.json", attack_tree(recipe_of(changes)))
+        write(place / "attacks" / "curve.json", curve_tree(1.0 + index))
+    section = section_of(tmp_path, part="robustness")
+    names = ["plain, default", "plain, pool huber", "tanh + cosine"]
+    assert sorted(row[0].text for row in section.tables[0].rows) == names
+    assert section.tables[0].operators == ("baseline", "tanh", "huber")
+    assert sorted(line.name for line in section.galleries[0].charts[0].series) == names
+
+
+def test_a_network_of_which_nothing_is_known_is_no_baseline(tmp_path):
+    write(tmp_path / "attack.json", attack_tree({}))
+    assert section_of(tmp_path, part="robustness").tables[0].operators == ("",)

@@ -6,11 +6,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from hyperball.report.drawing.axes import Axis, ends, label, log_ticks, ticks
+from hyperball.report.drawing.axes import Axis, ends, is_positive, is_wide, label, log_ticks, short, ticks
 from hyperball.report.drawing.svg import Key, Picture, Safe, element, path, svg
 
 WIDTH, HEIGHT = 460.0, 250.0
 LEFT, RIGHT, TOP, BOTTOM = 46.0, 14.0, 12.0, 40.0
+GAP, DIGIT = 10.0, 9.0  # room at the left that a long number needs: a gap, and so much for each of its characters
 COLORS = 10
 DASHES = 6
 MOST_POINTS, MOST_MARKS = 100, 12
@@ -34,9 +35,11 @@ class Series:
 
 @dataclass(frozen=True)
 class Chart:
-    """Lines over a common axis; values are shown with `unit`, on a logarithmic axis if `log` and all are positive.
+    """Lines over a common axis; values are shown with `unit`.
 
-    `table` (one a line) and `scale` are what the page's filter knows it by.
+    `log` asks for a logarithmic axis, which is drawn where all values are positive and differ by more than ten times,
+    or where the other axis is logarithmic too (`log_x`). `table` (one a line), `scale` and `operator` are what the
+    page's filter knows it by, beside the operators of its lines.
     """
 
     title: str
@@ -51,6 +54,7 @@ class Chart:
     references: tuple[tuple[float, str], ...] = field(default=())
     table: str = ""
     scale: str = ""
+    operator: str = ""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,14 @@ class Drawing:
     x_ticks: tuple[float, ...]
     y_ticks: tuple[float, ...]
 
+    @property
+    def y_texts(self) -> tuple[str, ...]:
+        return tick_texts(self.y_ticks, self.up.log)
+
+
+def tick_texts(marks: Sequence[float], log: bool) -> tuple[str, ...]:
+    return tuple(short(value) if log or len(marks) < 2 else label(value, marks) for value in marks)
+
 
 def draw(chart: Chart) -> Drawing:
     """Scale a chart to its picture; lines without a finite point are left out."""
@@ -72,10 +84,12 @@ def draw(chart: Chart) -> Drawing:
     everything = [point for line in lines for point in line]
     xs = [x for x, _ in everything]
     ys = [y for _, y in everything] + [value for value, _ in chart.references]
-    log, log_x = (asked and bool(held) and min(held) > 0 for asked, held in ((chart.log, ys), (chart.log_x, xs)))
+    log_x = chart.log_x and is_positive(xs)
+    log = chart.log and (is_positive(ys) if log_x else is_wide(ys))
     x_ticks = log_ticks(xs) if log_x else ticks(xs)
     y_ticks = log_ticks(ys) if log else ticks(ys if chart.y_range is None else list(chart.y_range))
-    across = Axis(*ends(x_ticks, xs), LEFT, WIDTH - RIGHT, log_x)
+    left = max(LEFT, GAP + DIGIT * max(map(len, tick_texts(y_ticks, log))))
+    across = Axis(*ends(x_ticks, xs), left, WIDTH - RIGHT, log_x)
     up = Axis(y_ticks[0], y_ticks[-1], HEIGHT - BOTTOM, TOP, log)
     inside = tuple(mark for mark in x_ticks if across.low <= mark <= across.high)
     return Drawing(chart, series, across, up, inside, tuple(y_ticks))
@@ -119,27 +133,25 @@ def picture(chart: Chart) -> Picture:
         data_x=drawing.across.text, data_y=drawing.up.text, data_unit=chart.unit, data_over=chart.x_label,
     )  # fmt: skip
     keys = tuple(Key(entry.name, entry.color, entry.operator, entry.dash) for entry in drawing.series)
-    return Picture(chart.title, drawn, chart.y_label, chart.note, keys, table=chart.table, scale=chart.scale)
+    scale = "logarithmic scale" if drawing.up.log else ""
+    note = "; ".join(filter(None, (chart.note, scale)))
+    return Picture(
+        chart.title, drawn, chart.y_label, note, keys, table=chart.table, scale=chart.scale, operator=chart.operator
+    )
 
 
 def grid(drawing: Drawing) -> Safe:
     """Horizontal lines, ticks and the name of the horizontal axis."""
-    right, bottom, parts = WIDTH - RIGHT, HEIGHT - BOTTOM, []
-    for value in drawing.y_ticks:
+    left, right, bottom, parts = drawing.across.start, WIDTH - RIGHT, HEIGHT - BOTTOM, []
+    for value, text in zip(drawing.y_ticks, drawing.y_texts, strict=True):
         at = drawing.up(value)
-        text = f"{value:g}" if drawing.up.log else label(value, drawing.y_ticks)
-        parts.append(element("path", class_="grid", d=f"M{LEFT:g} {at:g}H{right:g}"))
-        parts.append(element("text", text, x=LEFT - 7, y=at + 4, text_anchor="end"))
-    parts.append(element("path", class_="axis", d=f"M{LEFT:g} {bottom:g}H{right:g}"))
-    for value in drawing.x_ticks:
-        text = f"{value:g}" if drawing.across.log else tick_text(value, drawing.x_ticks)
+        parts.append(element("path", class_="grid", d=f"M{left:g} {at:g}H{right:g}"))
+        parts.append(element("text", text, x=left - 7, y=at + 4, text_anchor="end"))
+    parts.append(element("path", class_="axis", d=f"M{left:g} {bottom:g}H{right:g}"))
+    for value, text in zip(drawing.x_ticks, tick_texts(drawing.x_ticks, drawing.across.log), strict=True):
         parts.append(element("text", text, x=drawing.across(value), y=bottom + 17, text_anchor="middle"))
     parts.append(element("text", drawing.chart.x_label, class_="over", x=right, y=bottom + 34, text_anchor="end"))
     return Safe("".join(parts))
-
-
-def tick_text(value: float, marks: Sequence[float]) -> str:
-    return label(value, marks) if len(marks) > 1 else f"{value:g}"
 
 
 def references(drawing: Drawing) -> list[Safe]:
@@ -147,8 +159,9 @@ def references(drawing: Drawing) -> list[Safe]:
     found = []
     for value, name in drawing.chart.references:
         at = drawing.up(value)
-        found.append(element("path", class_="reference", d=f"M{LEFT:g} {at:g}H{WIDTH - RIGHT:g}"))
-        found.append(element("text", name, class_="reference", x=LEFT + 4, y=at - 5))
+        left = drawing.across.start
+        found.append(element("path", class_="reference", d=f"M{left:g} {at:g}H{WIDTH - RIGHT:g}"))
+        found.append(element("text", name, class_="reference", x=left + 4, y=at - 5))
     return found
 
 

@@ -7,12 +7,14 @@ import os
 import re
 import stat
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
 MOST_BYTES = 32 * 2**20
 LARGEST = 1e100  # what lies beyond is no measurement, and would overflow the arithmetic of an axis
 LONGEST = 160
+LINKED = "a link to a folder: links are not followed"
 
 
 class RecordError(ValueError):
@@ -29,7 +31,7 @@ def read_text(path: Path) -> str:
             raise RecordError(
                 f"{path.name} has {found.st_size / 2**20:,.0f} MiB, more than the {MOST_BYTES >> 20} read"
             )
-        return path.read_text(encoding="utf-8", errors="replace")
+        return path.read_text(encoding="utf-8-sig", errors="replace")
     except OSError as error:
         raise RecordError(f"{path.name} cannot be read: {error.strerror}") from None
 
@@ -47,12 +49,31 @@ def read_object(path: Path) -> dict[str, Any]:
     return tree
 
 
-def walk(root: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Folders and the names in them, in the order of numbers in names; links to folders are not followed."""
-    for place, folders, files in os.walk(root):
-        folders[:] = sorted((name for name in folders if not name.startswith(".")), key=natural)
-        links = [name for name in folders if os.path.islink(os.path.join(place, name))]
-        yield Path(place), sorted([*files, *links], key=natural)
+@dataclass(frozen=True)
+class Place:
+    """A folder, the names of its files, and what could not be entered: its name and why."""
+
+    folder: Path
+    files: tuple[str, ...] = ()
+    closed: tuple[tuple[str, str], ...] = ()
+
+
+def walk(root: Path) -> Iterator[Place]:
+    """A folder and those below, in the order of numbers in names, however deep; hidden folders are passed over."""
+    waiting = [root]
+    while waiting:
+        folder = waiting.pop()
+        try:
+            with os.scandir(folder) as found:
+                entries = sorted(found, key=lambda entry: natural(entry.name))
+        except OSError as error:
+            yield Place(folder, closed=((".", f"cannot be read: {error.strerror}"),))
+            continue
+        inside = {entry.name: entry.is_symlink() for entry in entries if os.path.isdir(entry)}
+        folders = [name for name in inside if not name.startswith(".")]
+        files = tuple(entry.name for entry in entries if entry.name not in inside)
+        yield Place(folder, files, tuple((name, LINKED) for name in folders if inside[name]))
+        waiting += [folder / name for name in reversed(folders) if not inside[name]]
 
 
 def natural(name: str) -> list[tuple[int, int, str]]:

@@ -17,8 +17,10 @@ from hyperball.report.records import (
     Run,
     holds_run,
     left_beside,
+    left_closed,
     read_run,
     relative,
+    root_of,
 )
 from hyperball.report.tables import protocol
 
@@ -47,18 +49,16 @@ class Found:
 
 def read_folder(folder: str | Path) -> Found:
     """All records in a folder and below; what cannot be read is named and left out."""
-    root = Path(folder)
-    if not root.is_dir():
-        raise FileNotFoundError(f"{root} is no folder")
-    found = Found(root)
-    for place, files in walk(root):
-        if place.name == "checkpoints":
+    found = Found(root_of(folder))
+    for place in walk(found.root):
+        if place.folder.name == "checkpoints":
             continue
-        if holds_run(place, files):
-            add_run(found, place)
-        for name in files:
+        found.left_out += left_closed(place, found.root)
+        if holds_run(place):
+            add_run(found, place.folder)
+        for name in place.files:
             if name.endswith(".json") and name not in (*RUN_FILES, CONDITIONS) and not name.startswith(IGNORED):
-                add_record(found, place / name)
+                add_record(found, place.folder / name)
     drop_copies_of_runs(found)
     drop_copies_of_attacks(found)
     return found

@@ -112,12 +112,12 @@
     sizes.observe(scroll.firstElementChild);
   }
 
-  // Sorting: numbers by value, texts by their words; empty cells stay last.
+  // Sorting: numbers by value, texts by their words; empty cells and networks without a number stay last.
   function key(row, column) {
     const cell = row.cells[column];
     if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
-    const text = cell.textContent.trim(), number = parseFloat(text.replace(/,/g, "").replace("−", "-"));
-    if (text === "–" || text === "") return null;
+    const text = (cell.querySelector("span") ?? cell).textContent.trim(), number = parseFloat(text.replace(/,/g, "").replace("−", "-"));
+    if (["", "–", "N/C"].includes(text)) return null;
     return /^[+−-]?[\d.,]/.test(text) && Number.isFinite(number) ? number : text.toLowerCase();
   }
   function compare(a, b) {
@@ -127,9 +127,11 @@
   }
   for (const button of all("button[data-sort]")) {
     button.addEventListener("click", () => {
-      const head = button.closest("th"), body = head.closest("table").tBodies[0];
-      const down = head.getAttribute("aria-sort") === "ascending";
+      const head = button.closest("th"), body = head.closest("table").tBodies[0], was = head.getAttribute("aria-sort");
+      const down = was === "ascending";
+      body.asWritten ??= [...body.rows];
       all("th", head.parentNode).forEach((other) => other.removeAttribute("aria-sort"));
+      if (was === "descending") return body.append(...body.asWritten);
       head.setAttribute("aria-sort", down ? "descending" : "ascending");
       const rows = [...body.rows].map((row) => [key(row, head.cellIndex), row]);
       const found = (pair) => pair[0] === null;
@@ -143,7 +145,7 @@
   const form = document.querySelector("[data-filter]");
   const chosen = (name) => form.elements[name].value.trim();
   const phrases = (text) => [...text.toLowerCase().matchAll(/"([^"]+)"|[^\s"]+/g)].map((found) => found[1] ?? found[0]);
-  const words = (element) => (element ? element.words ??= element.textContent.toLowerCase() : "");
+  const words = (element) => (element ? element.words ??= element.textContent.toLowerCase().replaceAll("\u00a0", " ") : "");
   function around(element, section) {
     const { title = "", table = "" } = section.dataset;
     const held = element.closest(".held");
@@ -153,13 +155,22 @@
   }
   const matches = (element, section, wanted) =>
     !wanted.length || wanted.every(((context) => (word) => context.includes(word) || words(element).includes(word))(around(element, section)));
+  // A fold opens where nothing else is left of its part, and closes again with the filter.
+  const unfolded = [];
+  const hidesAll = (part) => part.parentNode.matches("section:not(.left-out)") && part === part.parentNode.firstElementChild
+    || part.matches(".pictures:not([hidden])") && !part.previousElementSibling.querySelector("figure:not([hidden])");
+  function unfold(part) {
+    if (part.open) return;
+    part.open = true;
+    unfolded.push(part);
+  }
   function apply() {
     const wanted = phrases(chosen("text")), operator = chosen("operator"), table = chosen("table"), scale = chosen("scale");
     const filtered = Boolean(wanted.length || operator || table || scale);
     const inside = (element, section) => {
       const tables = (element.closest("[data-table]") ?? section).dataset.table ?? "";
       const own = (element.closest("[data-scale]") ?? section).dataset.scale;
-      return (!table || tables.split("\n").includes(table)) && (!scale || !own || own === scale);
+      return (!table || tables.split("\n").includes(table)) && (!scale || own === scale);
     };
     let shown = 0, total = 0, sections = 0;
     for (const section of all("main > section")) {
@@ -173,18 +184,19 @@
       }
       for (const figure of all("figure", section)) {
         const lines = all("g[data-operator], li[data-operator]", figure);
-        const own = !operator || !lines.length || lines.some((line) => line.dataset.operator === operator);
+        const own = !operator || figure.matches(".bars") || [figure, ...lines].some((part) => part.dataset.operator === operator);
         const empty = figure.matches(".bars") && !figure.querySelector(".bar:not([hidden])");
         figure.hidden = empty || !own || !inside(figure, section) || (!figure.matches(".bars") && !matches(figure, section, wanted));
         lines.forEach((line) => line.classList.toggle("dim", Boolean(operator) && line.dataset.operator !== operator));
         kept += !figure.hidden;
       }
       for (const gallery of all(".gallery", section)) gallery.hidden = !gallery.querySelector("figure:not([hidden])");
-      for (const part of all(".held, details.more", section)) part.hidden = filtered && !part.querySelector("tbody tr:not([hidden])");
+      for (const part of all(".held, details.more", section)) part.hidden = filtered && !part.querySelector("tbody tr:not([hidden]), figure:not([hidden])");
       section.hidden = filtered && !kept;
-      if (filtered && !section.hidden && section.firstElementChild.matches("details")) section.firstElementChild.open = true;
+      if (filtered && !section.hidden) all("details", section).filter(hidesAll).forEach(unfold);
       sections += !section.hidden;
     }
+    if (!filtered) unfolded.splice(0).forEach((part) => { part.open = false; });
     document.querySelector(".nothing").hidden = sections > 0;
     form.elements.count.value = filtered ? `${shown} of ${total} rows` : "";
     all(".toc a").forEach((link) => {

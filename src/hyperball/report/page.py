@@ -20,6 +20,7 @@ from hyperball.report.drawing.svg import Picture, Safe
 from hyperball.report.records import LeftOut
 from hyperball.report.tables import Table
 
+FEW, MANY = 4, 6  # pictures that are shown of many, and how many are many
 WIDE = 16.0  # ratios that differ by more are drawn on a logarithmic scale
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
@@ -159,7 +160,7 @@ def render(page: Page) -> str:
     allowed = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     drawn = environment.get_template("page.html").render(
         page=page, style=Safe(asset("page.css")), script=Safe(script), script_hash=allowed,
-        figures=figures, counted=counted, kind=lambda entry: type(entry).__name__,
+        figures=figures, parted=parted, counted=counted, kind=lambda entry: type(entry).__name__,
     )  # fmt: skip
     return CONTROLS.sub("\N{REPLACEMENT CHARACTER}", str(drawn))
 
@@ -167,6 +168,13 @@ def render(page: Page) -> str:
 def figures(entries: Sequence[Figure]) -> list[Picture | Bars]:
     """Charts as pictures, others as they are; a chart without a line that can be drawn is left out."""
     return [picture(entry) if isinstance(entry, Chart) else entry for entry in entries if is_drawn(entry)]
+
+
+def parted(entries: Sequence[Picture | Bars]) -> tuple[Sequence[Picture | Bars], Sequence[Picture | Bars]]:
+    """Pictures to show and those behind a fold: of more than six the first four; small ones are all shown."""
+    small = isinstance(entries[0], Picture) and entries[0].small if entries else False
+    shown = len(entries) if small or len(entries) <= MANY else FEW
+    return entries[:shown], entries[shown:]
 
 
 def is_drawn(entry: Figure) -> bool:
@@ -180,6 +188,11 @@ def check_target(path: str | Path) -> Path:
         raise ValueError(f"{target} is a folder; name a file for the page, such as {target / 'report.html'}")
     if target.suffix in (".json", ".jsonl"):
         raise ValueError(f"{target} would be a record; name a page, such as {target.with_suffix('.html')}")
+    if target.exists() and not target.is_file():
+        raise ValueError(f"{target} is no regular file, and would be replaced by one; name a page, such as report.html")
+    target = Path(os.path.realpath(target))  # a link stays one, and its file becomes the page
+    if target.parent.exists() and not target.parent.is_dir():
+        raise NotADirectoryError(f"{target.parent} is no folder")
     target.parent.mkdir(parents=True, exist_ok=True)
     if not os.access(target.parent, os.W_OK):
         raise PermissionError(f"{target.parent} cannot be written to")
@@ -190,7 +203,7 @@ def write_page(path: str | Path, page: Page) -> None:
     """Write the page whole or not at all."""
     target = check_target(path)
     text = render(page)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+    handle, temporary = tempfile.mkstemp(prefix=".page-", dir=target.parent)
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as file:
             file.write(text)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+import os
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from hyperball.report.files import (
+    Place,
     RecordError,
     check_shares,
     clipped,
@@ -38,6 +40,7 @@ START = "start.weights"  # a folder, which may be called otherwise elsewhere
 OPTIONS = "model.options."  # a field that one recipe lacks is a default of another version; these have none
 MOST_LINES = 80
 VERSIONS = ("torch", "hyperball")
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True)
@@ -55,7 +58,7 @@ class Run:
     """One run. `results` maps "last", "best" and "first_epoch" to numbers by name, as far as they exist.
 
     `measured` has the numbers of further test conditions by their names; `nonfinite` says that the last evaluation
-    found a loss or logits that are not finite; `troubles` say why a file beside the record could not be read.
+    found a loss or logits that are not finite; `troubles` are files beside the record that could not be read, and why.
     """
 
     name: str
@@ -71,7 +74,7 @@ class Run:
     nonfinite: bool = False
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
     scale: str = ""
-    troubles: tuple[str, ...] = ()
+    troubles: tuple[tuple[str, str], ...] = ()
 
     def field(self, dotted: str, default: Any = None) -> Any:
         """A field of the recipe by its dotted name."""
@@ -114,23 +117,35 @@ class Runs:
 
 def read_runs(folder: str | Path) -> Runs:
     """All runs in a folder and below; what cannot be read is named and left out."""
-    root = Path(folder)
-    if not root.is_dir():
-        raise FileNotFoundError(f"{root} is no folder")
-    runs, left_out = [], []
-    for path in run_folders(root):
-        name = relative(path, root)
-        try:
-            runs.append(read_run(path, name))
-            left_out += left_beside(runs[-1])
-        except RecordError as error:
-            left_out.append(LeftOut(name, str(error)))
+    root = root_of(folder)
+    runs, left_out = [], list[LeftOut]()
+    for place in walk(root):
+        left_out += left_closed(place, root)
+        if holds_run(place):
+            name = relative(place.folder, root)
+            try:
+                runs.append(read_run(place.folder, name))
+                left_out += left_beside(runs[-1])
+            except RecordError as error:
+                left_out.append(LeftOut(name, str(error)))
     return Runs(tuple(runs), tuple(left_out))
+
+
+def root_of(folder: str | Path) -> Path:
+    """The folder that a page is about; an empty name is none, and not the working directory."""
+    if not os.path.isdir(folder):
+        raise FileNotFoundError(f"{os.fspath(folder) or repr('')} is no folder")
+    return Path(folder)
+
+
+def left_closed(place: Place, root: Path) -> list[LeftOut]:
+    """What lies in a folder and could not be entered."""
+    return [LeftOut(relative(place.folder / name, root), reason) for name, reason in place.closed]
 
 
 def left_beside(run: Run) -> list[LeftOut]:
     """What was left out of a run's folder while the run was kept."""
-    return [LeftOut(f"{run.name}/{CONDITIONS}", reason) for reason in run.troubles]
+    return [LeftOut(f"{run.name}/{file}", reason) for file, reason in run.troubles]
 
 
 def relative(path: Path, root: Path) -> str:
@@ -139,15 +154,8 @@ def relative(path: Path, root: Path) -> str:
     return root.resolve().name if name == "." else name
 
 
-def run_folders(root: Path) -> Iterator[Path]:
-    """Folders that hold a file of a run, in the order of their names."""
-    for place, files in walk(root):
-        if holds_run(place, files):
-            yield place
-
-
-def holds_run(place: Path, files: list[str]) -> bool:
-    return any(name in files or (place / name).is_dir() for name in RUN_FILES)
+def holds_run(place: Place) -> bool:
+    return any(name in place.files or (place.folder / name).is_dir() for name in RUN_FILES)
 
 
 def read_run(folder: Path, name: str) -> Run:
@@ -165,16 +173,17 @@ def read_run(folder: Path, name: str) -> Run:
         raise RecordError(f"neither {RECIPE} nor {RECORD} is there")
     for part in ("data", "model"):
         mapping(recipe, part, RECIPE)
-    metrics = read_metrics(folder / METRICS)
+    metrics, torn = readable(METRICS, lambda: read_metrics(folder / METRICS), Metrics())
     curves = (metrics.training, metrics.evaluations)
     if record is None:
         results = {"last": dict(metrics.evaluations[-1].values)} if metrics.evaluations else {}
         failed = bool(metrics.failures)
-        return Run(name, folder, recipe, UNFINISHED, results, {}, {}, metrics.failures, *curves, failed)
+        return Run(name, folder, recipe, UNFINISHED, results, {}, {}, metrics.failures, *curves, failed, troubles=torn)
     if record.get("status") == DIVERGED:
         told = f"did not converge: {clipped(mapping(record, 'failure', RECORD).get('message', ''))}"
         return Run(
-            name, folder, recipe, DIVERGED, {}, {}, conditions(record), (told,), *curves, scale=scale_of(record)
+            name, folder, recipe, DIVERGED, {}, {}, conditions(record), (told,), *curves, scale=scale_of(record),
+            troubles=torn,
         )  # fmt: skip
     found = mapping(record, "results", RECORD)
     results = {key: numbers(mapping(found, key, RECORD)) for key in ("last", "best", "first_epoch") if found.get(key)}
@@ -186,13 +195,15 @@ def read_run(folder: Path, name: str) -> Run:
         timing = numbers(mapping(record, "timing", RECORD))
         notes = (told, *texts(record.get("notes")))
         return Run(
-            name, folder, recipe, DIVERGED, {}, timing, conditions(record), notes, *curves, scale=scale_of(record)
+            name, folder, recipe, DIVERGED, {}, timing, conditions(record), notes, *curves, scale=scale_of(record),
+            troubles=torn,
         )  # fmt: skip
-    measured, troubles = measured_conditions(folder)
+    nothing: dict[str, dict[str, float]] = {}
+    measured, broken = readable(CONDITIONS, lambda: measured_conditions(folder / CONDITIONS), nothing)
     return Run(
         name, folder, recipe, clipped(record.get("status", "unknown")), results,
         numbers(mapping(record, "timing", RECORD)), conditions(record), texts(record.get("notes")), *curves,
-        has_nonfinite(found["last"]), measured, scale_of(record), troubles,
+        has_nonfinite(found["last"]), measured, scale_of(record), torn + broken,
     )  # fmt: skip
 
 
@@ -232,18 +243,22 @@ def present(path: Path) -> bool:
     return path.exists() or path.is_symlink()
 
 
-def measured_conditions(folder: Path) -> tuple[dict[str, dict[str, float]], tuple[str, ...]]:
-    """The numbers of further test conditions by their names, and why there are none where the file is broken."""
-    if not present(folder / CONDITIONS):
-        return {}, ()
+def readable(file: str, read: Callable[[], Kept], nothing: Kept) -> tuple[Kept, tuple[tuple[str, str], ...]]:
+    """What a file beside a record holds; where it is broken nothing, and why: the record's numbers stand without it."""
     try:
-        tree = read_object(folder / CONDITIONS)
-        found = {clipped(key): numbers(value) for key, value in tree.items() if isinstance(value, dict)}
-        for key, held in found.items():
-            check_shares({f"{key}.{name}": held[name] for name in SHARES if name in held}, CONDITIONS)
+        return read(), ()
     except RecordError as error:
-        return {}, (str(error),)
-    return found, ()
+        return nothing, ((file, str(error)),)
+
+
+def measured_conditions(path: Path) -> dict[str, dict[str, float]]:
+    """The numbers of further test conditions by their names."""
+    if not present(path):
+        return {}
+    found = {clipped(key): numbers(value) for key, value in read_object(path).items() if isinstance(value, dict)}
+    for key, held in found.items():
+        check_shares({f"{key}.{name}": held[name] for name in SHARES if name in held}, CONDITIONS)
+    return found
 
 
 def has_nonfinite(last: Mapping[str, Any]) -> bool:
@@ -269,9 +284,9 @@ def conditions(record: Mapping[str, Any]) -> dict[str, str]:
 class Metrics:
     """The lines of a metrics.jsonl by kind; `failures` are sentences."""
 
-    training: tuple[Point, ...]
-    evaluations: tuple[Point, ...]
-    failures: tuple[str, ...]
+    training: tuple[Point, ...] = ()
+    evaluations: tuple[Point, ...] = ()
+    failures: tuple[str, ...] = ()
 
 
 def read_metrics(path: Path) -> Metrics:

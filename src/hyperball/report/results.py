@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import PurePath
 
 from hyperball.experiments.scales import SCALES
-from hyperball.report.charts import Chart
 from hyperball.report.doubts import distinct, gathered
 from hyperball.report.files import natural
 from hyperball.report.folder import Found
 from hyperball.report.kinds import Attack, Bench, Published, RobustCell, Robustness
-from hyperball.report.page import Gallery, Page, Section
+from hyperball.report.page import Page, Section
 from hyperball.report.pictures import Curves, Features, Filters
 from hyperball.report.records import Run
 from hyperball.report.sections import lines as curves
@@ -28,12 +28,13 @@ from hyperball.report.sections.published import (
     published_section,
     tone,
 )
+from hyperball.report.sections.radii import Network, radii_gallery
 from hyperball.report.sections.robustness import robustness_section
-from hyperball.report.tables import Cell, Group, Table, family, group, group_table, run_table, trimmed
+from hyperball.report.tables import Cell, Table, family, group, group_table, run_table, trimmed
 from hyperball.verdicts import AGREES, APART, NEAR
 
 DRAWN_ANYWAY = ("convergence", "convergence-training", "radii")  # from the runs themselves, with a line for every cell
-MOST_RUNS, FEW_RUNS, MOST_RADII = 2000, 8, 4
+MOST_RUNS, FEW_RUNS = 2000, 8
 OWN = "Runs of no published table."
 LAST = "Every result is that of the last iterate, as mean ± standard deviation over seeds."
 HOW = "Hover over a number or a line, tap it or reach it with the Tab key, for its conditions; a click on a head sorts."
@@ -95,15 +96,26 @@ def of_a_table(record: Curves | Features | Filters, joined: Sequence[Joined], fo
 
 
 def table_sections(joined: Sequence[Joined], found: Found) -> list[Section]:
-    """The published tables; those that share a folder share its runs, whose curves are drawn once."""
-    drawn, sections = set(), []
+    """The published tables; those that share a folder share its pictures, which are shown once.
+
+    Curves are drawn by every table that has runs which none before it drew.
+    """
+    folders, drawn, sections = set(), set[int](), []
     for entry in joined:
-        first = entry.table.folder not in drawn
+        first = entry.table.folder not in folders
         own = [record for record in pictures(found) if of_a_table(record, [entry], found)] if first else []
-        own = [record for record in own if PurePath(record.name).stem not in DRAWN_ANYWAY or not entry.used]
-        sections.append(published_section(entry, first, galleries(own)))
-        drawn.add(entry.table.folder)
+        own = [record for record in own if stem(record) not in DRAWN_ANYWAY or not entry.used]
+        own.sort(key=lambda record: entry.place_of(stem(record)))
+        shown = galleries(own, operators={record.name: entry.operator_of(stem(record)) for record in own})
+        sections.append(published_section(entry, first or not entry.used <= drawn, shown))
+        folders.add(entry.table.folder)
+        drawn |= entry.used
     return sections
+
+
+def stem(record: Curves | Features | Filters) -> str:
+    """The name of a picture's file, which ends with that of its cell."""
+    return PurePath(record.name).stem
 
 
 def counted(found: Found) -> str:
@@ -175,20 +187,21 @@ def data_section(name: str, runs: Sequence[Run], table: Published | None = None)
     """Table and curves of the runs on one set behind no number of a published table, be it that in whose folder."""
     groups = group(runs)
     named = [(entry.label, family(entry.runs[0].recipe), entry.counted) for entry in groups]
+    in_training = partial(curves.trained, is_error=False)
     charts = (
         curves.run_chart("Test accuracy", "%", named, lambda run: run.evaluations, curves.accuracy, unit=" %"),
-        curves.run_chart("Training loss", "", named, lambda run: run.training, curves.loss, log=True),
+        curves.run_chart("Training accuracy", "%", named, lambda run: run.training, in_training, unit=" %"),
         curves.run_chart("Test loss", "", named, lambda run: run.evaluations, curves.loss, log=True),
+        curves.run_chart("Training loss", "", named, lambda run: run.training, curves.loss, log=True),
     )
-    learned, cut = curves.first_of([entry for entry in groups if has_radii(entry)], MOST_RADII, "networks")
-    galleries = (Gallery("Learned radii", tuple(map(radii, learned)), f"{cut}." if cut else ""),)
+    learned = radii_gallery([Network(entry.label, "", entry.counted[0]) for entry in groups])
     doubts = distinct(doubt for entry in groups for doubt in entry.doubts)
     return Section(
         f"Runs on {name}{'' if table is None else f', beside {table.experiment}'}",
         f"{OWN if table is None else beside(table)} The best epoch was chosen looking at the test set.",
         (group_table(groups),), tuple(chart for chart in charts if chart.series),
         remarks=tuple(f"{run.name}: {note}" for run in runs for note in run.notes),
-        galleries=tuple(gallery for gallery in galleries if gallery.charts), part="runs",
+        galleries=(learned,) if learned.charts else (), part="runs",
         doubts=gathered((entry.label, doubt) for entry in groups for doubt in entry.doubts), doubt_count=len(doubts),
         table="" if table is None else table.experiment, scale="" if table is None else table.scale,
     )  # fmt: skip
@@ -201,16 +214,9 @@ def beside(table: Published) -> str:
     )
 
 
-def has_radii(entry: Group) -> bool:
-    return any(point.radii for point in entry.counted[0].evaluations)
-
-
-def radii(entry: Group) -> Chart:
-    return curves.radii_chart(entry.label, entry.counted[0])
-
-
 def every_run(runs: Sequence[Run]) -> Section | None:
     if not runs:
         return None
-    table = replace(run_table(runs[:MOST_RUNS]), caption=f"{min(len(runs), MOST_RUNS):,} of {len(runs):,} runs")
+    cut = f"{MOST_RUNS:,} of {len(runs):,} runs." if len(runs) > MOST_RUNS else ""
+    table = replace(run_table(runs[:MOST_RUNS]), caption=cut)
     return Section("Every run", tables=(table,), folded=len(runs) > FEW_RUNS, part="runs")

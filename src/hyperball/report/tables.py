@@ -21,7 +21,8 @@ BASELINE = "baseline"
 PLAIN = ("baseline", "plain", "none", "nn.conv2d", "nn.linear")
 FAMILIES = (
     "sphere", "ball", "tanh", "linear", "seg", "log", "mix", "barron", "piecewise", "max", "mean", "quadratic", "huber",
-    "pseudo_huber", "welsch", "truncated_quadratic", "absolute",
+    "pseudo_huber", "welsch", "truncated_quadratic", "absolute", "l1_ball", "l1_sphere", "l2_ball", "l2_sphere",
+    "linf_ball", "linf_sphere",
 )  # fmt: skip
 OF_A_SEED = ("seed", "start.weights")  # the weights that a run began with are those of its own seed
 
@@ -157,9 +158,14 @@ def operator(tree: dict[str, Any]) -> str:
 
 
 def family(recipe: dict[str, Any]) -> str:
-    """What the page's filter calls a recipe: the family of its magnitude, else of its pooling, else the baseline."""
+    """What the page's filter calls a recipe: by its magnitude, else its pooling or projection, else the baseline.
+
+    Nothing where there is no recipe: a network of which nothing is known is no baseline.
+    """
     tree = flat(recipe)
-    for name in ("model.magnitude", "model.pool"):
+    if not tree:
+        return ""
+    for name in ("model.magnitude", "model.pool", "model.projection"):
         if isinstance(tree.get(name), str) and tree[name] != "none":
             return family_of(tree[name])
     return BASELINE

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+SMALLEST = 1e-100  # what is nearer to zero has no place on a logarithmic axis
+DECADE = 10.0
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,16 @@ def ticks(values: Sequence[float], count: int = 5) -> list[float]:
     return [index * step for index in range(first, last + 1)]
 
 
+def is_positive(values: Sequence[float]) -> bool:
+    """Whether values can stand on a logarithmic axis."""
+    return bool(values) and min(values) > SMALLEST
+
+
+def is_wide(values: Sequence[float]) -> bool:
+    """Whether positive values differ by more than ten times, so that a logarithmic axis shows more of them."""
+    return is_positive(values) and max(values) > DECADE * min(values)
+
+
 def log_ticks(values: Sequence[float]) -> list[float]:
     """1, 2 and 5 times powers of ten around the values; powers alone where that would be many."""
     low, high = min(values), max(values)
@@ -71,5 +85,11 @@ def label(value: float, marks: Sequence[float]) -> str:
     if round(step, digits) != round(step, digits + 1):
         digits += 1
     if digits > 6 or abs(value) >= 1e6:
-        return f"{value:.3g}"
+        return short(value)
     return f"{value or 0.0:,.{digits}f}".replace("-", "−")
+
+
+def short(value: float) -> str:
+    """A number with few characters: 5,000, 0.02, 1.25e6, 2e−5."""
+    text = f"{value:,g}" if 1e-4 <= abs(value) < 1e6 or not value else f"{value:.3g}"
+    return re.sub(r"e([+-])0*", lambda found: "e" + found[1].strip("+"), text).replace("-", "−")

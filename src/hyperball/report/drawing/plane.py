@@ -30,7 +30,7 @@ def scatter(title: str, points: Sequence[tuple[float, float]], labels: Sequence[
     for index, name in enumerate(classes):
         dots = "".join(f"M{number(across(x))} {number(up(y))}h0" for (x, y), label in shown if label == name)
         parts.append(element("g", element("path", class_="dots", d=dots), class_=f"s{index % COLORS}", data_name=name))
-    said = f"{len(points):,} points" + (f", {len(shown):,} drawn" if stride > 1 else "")
+    said = f"{len(points):,} point{'' if len(points) == 1 else 's'}" + (f", {len(shown):,} drawn" if stride > 1 else "")
     said += f"; {COLORS} of {len(classes)} classes are named" if len(classes) > COLORS else ""
     keys = tuple(Key(name, index % COLORS, swatch=True) for index, name in enumerate(classes[:COLORS]))
     drawn = svg(SIDE, SIDE, *parts, label=f"{title}: {said}", class_="plane")
@@ -66,7 +66,7 @@ def warp(name: str, formula: str, magnitude: Function, color: int) -> Picture:
         element("path", class_="radius", d=ring(RHO, angles, across, up)),
     )
     drawn = svg(SIDE, SIDE, *parts, label=f"how {name} warps the plane", class_=f"plane s{color}")
-    return Picture(name, drawn, note=f"h(n) = {formula}", small=True)
+    return Picture(name, drawn, note=f"h(n) = {formula}", small=True, operator=name)
 
 
 def ring(radius: float, angles: Array, across: Axis, up: Axis) -> str:
@@ -93,7 +93,7 @@ def level_sets(magnitude_name: str, magnitude: Function, angular_name: str, angu
     )
     title = f"{magnitude_name} · {angular_name.replace('_', ' ')}"
     drawn = svg(SIDE, SIDE, *parts, label=f"level sets of {title}", class_="plane field")
-    return Picture(title, drawn, small=True)
+    return Picture(title, drawn, small=True, operator=magnitude_name)
 
 
 def band_colors() -> list[Color]:

@@ -29,7 +29,7 @@ class Key:
 
 @dataclass(frozen=True)
 class Picture:
-    """A drawing with its caption and legend."""
+    """A drawing with its caption and legend; `operator`, `table` and `scale` are what the page's filter knows it by."""
 
     title: str
     svg: Safe
@@ -39,6 +39,7 @@ class Picture:
     small: bool = False
     table: str = ""
     scale: str = ""
+    operator: str = ""
 
 
 def element(tag: str, *children: str, **attributes: str | float | None) -> Safe:

@@ -26,12 +26,15 @@ def bench_sections(records: Sequence[Bench]) -> list[Section]:
 
 
 def bench_section(record: Bench) -> Section:
-    figures: list[Bars | Chart] = []
+    """Every part's first figure, then every part's second and so on, those with an aim before others."""
+    ranked: list[tuple[int, bool, Bars | Chart]] = []
     cut = []
     for part in record.parts:
         bars, said = first_of(part_bars(part), MOST_FIGURES, f"figures of {part.name}")
-        figures += [*bars, *fit_charts(part)]
+        own: list[Bars | Chart] = [*bars, *fit_charts(part)]
+        ranked += [(place, not has_aim(figure), figure) for place, figure in enumerate(own)]
         cut += [f"{said}; the table has all."] if said else []
+    figures = [figure for _, _, figure in sorted(ranked, key=lambda entry: entry[:2])]
     held = record.parts[0].conditions
     device = record.conditions.get("device", held.get("device", ""))
     badges = [device, f"torch {held.get('torch', record.conditions.get('torch', '?'))}", dates(record)]
@@ -41,6 +44,10 @@ def bench_section(record: Bench) -> Section:
         facts=tuple(facts_of(record)), remarks=(*record.notes, *cut), badges=tuple(text for text in badges if text),
         part="benchmarks",
     )  # fmt: skip
+
+
+def has_aim(figure: Bars | Chart) -> bool:
+    return isinstance(figure, Bars) and figure.goals
 
 
 def facts_of(record: Bench) -> list[str]:

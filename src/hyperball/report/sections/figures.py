@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,12 +19,17 @@ from hyperball.report.page import Gallery, Section
 from hyperball.report.pictures import Curves, Features, Filters
 from hyperball.report.records import Run
 from hyperball.report.sections.lines import COLOR_OF, colors, first_of
+from hyperball.report.tables import family
 
-MOST_CHECKPOINTS, MOST_SHOWN, MOST_PICTURES = 6, 64, 12
+MOST_CHECKPOINTS, MOST_SHOWN, MOST_PICTURES = 6, 64, 36
 ZOOM = 6  # pixels of the image for one of a filter, so that gaps can be narrow
 Drawn = Features | Filters | Curves
 IMAGE_CHANNELS = (1, 3)
 LEVEL_MAGNITUDES, LEVEL_ANGULARS = ("linear", "ball", "tanh", "log"), ("cosine", "square_cosine", "linear")
+POINTS = "Each point is an image, placed by its two features, with the color of its class."
+WEIGHTS = (
+    "The weights of the first convolution, one small image a filter; of three channels they are red, green and blue."
+)
 UNITS = "z, in units of c"
 GEOMETRY = (
     "A decoupled convolution is f(x) = h(‖x‖)·g(θ): a magnitude function of the length of a patch times an angular "
@@ -49,27 +55,35 @@ def figure_section(records: Sequence[Drawn], runs: Sequence[Run]) -> Section | N
     return Section("Figures", lead, galleries=shown, part="figures")
 
 
-def galleries(records: Sequence[Drawn], filters: Sequence[Picture] = ()) -> tuple[Gallery, ...]:
-    """Features, filters and curves, each under a heading, the first of many."""
-    kinds: tuple[tuple[str, Sequence[Drawn | Picture]], ...] = (
-        ("Features in the plane", [record for record in records if isinstance(record, Features)]),
-        ("First-layer filters", [*(record for record in records if isinstance(record, Filters)), *filters]),
-        ("Curves", [record for record in records if isinstance(record, Curves)]),
+def galleries(
+    records: Sequence[Drawn], filters: Sequence[Picture] = (), operators: Mapping[str, str] | None = None
+) -> tuple[Gallery, ...]:
+    """Features, filters and curves, each under a heading, the first of many; `operators` by the names of records."""
+    known = operators or {}
+    kinds: tuple[tuple[str, Sequence[Drawn | Picture], str], ...] = (
+        ("Features in the plane", [record for record in records if isinstance(record, Features)], POINTS),
+        ("First-layer filters", [*(record for record in records if isinstance(record, Filters)), *filters], WEIGHTS),
+        ("Curves", [record for record in records if isinstance(record, Curves)], ""),
     )
     found = []
-    for title, held in kinds:
+    for title, held, lead in kinds:
         shown, cut = first_of(held, MOST_PICTURES, "pictures")
-        found += [Gallery(title, tuple(map(drawn_record, shown)), f"{cut}." if cut else "")] if shown else []
+        said = " ".join(filter(None, (lead, f"{cut}." if cut else "")))
+        pictures = [
+            one if isinstance(one, Picture) else replace(drawn_record(one), operator=known.get(one.name, ""))
+            for one in shown
+        ]
+        found += [Gallery(title, tuple(pictures), said)] if shown else []
     return tuple(found)
 
 
-def drawn_record(record: Drawn | Picture) -> Picture | Chart:
+def drawn_record(record: Drawn) -> Picture | Chart:
     """A record as its picture."""
     if isinstance(record, Features):
         return scatter(record.title, record.points, record.labels, record.note)
     if isinstance(record, Filters):
         return recorded_filters(record)
-    return curves_chart(record) if isinstance(record, Curves) else record
+    return curves_chart(record)
 
 
 def curves_chart(record: Curves) -> Chart:
@@ -80,7 +94,8 @@ def curves_chart(record: Curves) -> Chart:
     )
     cut = f"{len(series)} of {record.total} lines" if record.total > len(series) else ""
     note = "; ".join(filter(None, (record.note or record.name, cut)))
-    return Chart(record.title, record.x_label, record.y_label, series, note=note, log=record.log)
+    label = record.y_label if record.y_label.lower() != record.title.lower() else ""
+    return Chart(record.title, record.x_label, label, series, note=note, log=record.log)
 
 
 def recorded_filters(record: Filters) -> Picture:
@@ -96,7 +111,8 @@ def checkpoint_filters(runs: Iterable[Run]) -> list[Picture]:
         if len(found) < MOST_CHECKPOINTS:
             filters = first_filters(sorted((run.folder / "checkpoints").glob("*.safetensors")))
             if filters is not None:
-                found.append(filter_picture(run.name, filters, f"from the run's last checkpoint{cut}"))
+                drawn = filter_picture(run.name, filters, f"from the run's last checkpoint{cut}")
+                found.append(replace(drawn, operator=family(run.recipe)))
     return found
 
 
@@ -131,7 +147,7 @@ def filter_picture(title: str, filters: Any, note: str, total: int = 0) -> Pictu
     reach = filters.max((1, 2, 3), keepdims=True) - low
     pixels = np.round(255 * (filters - low) / np.where(reach > 0, reach, 1)).astype(np.uint8)
     count, _, height, width = pixels.shape
-    across = min(count, 16 if count > 16 else 8)
+    across = 16 if count > 16 else 8
     down, gap = -(-count // across), 2 * ZOOM // 3
     sheet = np.zeros((down * (height * ZOOM + gap), across * (width * ZOOM + gap), 4), dtype=np.uint8)
     for index, one in enumerate(pixels):
@@ -140,7 +156,7 @@ def filter_picture(title: str, filters: Any, note: str, total: int = 0) -> Pictu
         sheet[y : y + height * ZOOM, x : x + width * ZOOM] = np.dstack([large, np.full(large.shape[:2], 255, np.uint8)])
     image = element("image", href=address(rgba_png(list(map(bytes, sheet.reshape(len(sheet), -1))))),
                     width=sheet.shape[1], height=sheet.shape[0], class_="pixels")  # fmt: skip
-    said = f"{many} filters of {height}×{width}, each stretched to its own range"
+    said = f"{many} filter{'' if total == 1 else 's'} of {height}×{width}, each stretched to its own range"
     drawn = svg(sheet.shape[1], sheet.shape[0], image, label=f"{count} filters of {title}", class_="filters")
     return Picture(title, drawn, note=f"{note}{'; ' if note else ''}{said}")
 

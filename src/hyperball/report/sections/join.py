@@ -12,6 +12,7 @@ from hyperball.report.files import clipped
 from hyperball.report.kinds import Number, Published, RobustCell
 from hyperball.report.records import UNFINISHED, Run
 from hyperball.report.tables import BASELINE, Group, ending, family, family_of, group
+from hyperball.verdicts import LOST
 
 ERRORS = {"error": "top1", "top5_error": "top5"}
 
@@ -126,6 +127,16 @@ class Joined:
         base, condition = self.split(number.column)
         return self.cells.get(f"{slug(number.row)}--{slug(base)}", []), condition
 
+    def place_of(self, picture: str) -> int:
+        """Where the cell of a picture, such as "filters-tanh--cosine", stands in the table; last for one of no cell."""
+        names = [f"-{slug(number.row)}--{slug(number.column)}" for number in self.table.numbers]
+        return next((at for at, name in enumerate(names) if picture.endswith(name)), len(names))
+
+    def operator_of(self, picture: str) -> str:
+        """The operator of a picture's cell; nothing for one of no cell."""
+        at = self.place_of(picture)
+        return self.one_a_cell[at].operator if at < len(self.one_a_cell) else ""
+
     def split(self, column: str) -> tuple[str, str]:
         """A column's base, which is a column too, and the condition that it adds: "natural, fgsm"."""
         bases = [base for base in self.columns if column.startswith(f"{base}, ")]
@@ -142,14 +153,15 @@ class Joined:
         metric, lost = self.table.metric, held.lost
         runs = tuple(run for run in held.runs if run.is_finished)
         if not runs:
-            return Line(number, (), (), held.runs, distinct((*held.doubts, *told(number))), variant, lost)
+            doubts = [*held.doubts, *told(number), *([] if variant else disagreement(number, (), lost))]
+            return Line(number, (), (), held.runs, distinct(doubts), variant, lost)
         last = [self.condition(run, condition) if condition else run.results["last"] for run in runs]
         values = [value for entry in last if (value := percent_of(metric, entry)) is not None]
         best = [] if condition else [percent_of(metric, run.results.get("best", {})) for run in runs]
         doubts = [*held.doubts, *(doubt for run in runs for doubt in self.doubts_about(run, condition))]
         known = {text for doubt in doubts for text in (doubt.text, doubt.sentence)}
         doubts += [doubt for doubt in told(number) if doubt.text not in known]
-        doubts += other_recipes(number, variant) if variant else disagreement(number, values)
+        doubts += other_recipes(number, variant) if variant else disagreement(number, values, lost)
         if condition and not values:
             return Line(number, number.values, number.best, runs, distinct(doubts), variant, lost)
         kept = tuple(value for value in best if value is not None)
@@ -174,24 +186,28 @@ def other_recipes(number: Number, variant: str) -> list[Doubt]:
 
 
 def counting(variants: Sequence[Line]) -> Line:
-    """Of the lines of one cell that with the table's own number; one that is not done where none has it."""
-    return next(filter(is_the_tables, variants), Line(variants[0].number, (), ()))
+    """Of the lines of one cell that with the table's own number; one that is not done, and says so, where none has."""
+    number = variants[0].number
+    several = Doubt(f"{number.row}, {number.column}", "runs of several recipes, none with the table's own number")
+    return next(filter(is_the_tables, variants), Line(number, (), (), doubts=(several,)))
 
 
 def is_the_tables(line: Line) -> bool:
     """Whether the runs of a line are those that the table has a number of."""
     number = line.number
-    as_many = (len(line.values), len(line.lost)) == (len(number.values), len(number.diverged))
-    return line.is_done and as_many and not disagreement(number, line.values)
+    told = bool(number.values or number.diverged)
+    return line.is_done and told and not disagreement(number, line.values, line.lost)
 
 
-def disagreement(number: Number, values: Sequence[float]) -> list[Doubt]:
+def disagreement(number: Number, values: Sequence[float], lost: Sequence[str]) -> list[Doubt]:
     """Where the table and the records beside it say something else."""
-    if not values or not number.values:
+    if not (values or lost) or not (number.values or number.diverged):
         return []
-    said, about = statistics.fmean(number.values), f"{number.row}, {number.column}"
-    if len(values) != len(number.values):
-        text = f"table.json says {said:.2f} over {len(number.values)} seeds, the records have {len(values)}"
-        return [Doubt(about, text)]
-    gap = abs(statistics.fmean(values) - said)
-    return [Doubt(about, f"table.json says {said:.2f}")] if gap > 0.01 else []
+    about = f"{number.row}, {number.column}"
+    said = f"table.json says {statistics.fmean(number.values):.2f}" if number.values else f"table.json says {LOST}"
+    if (len(values), len(lost)) != (len(number.values), len(number.diverged)):
+        seeds = len(number.values) + len(number.diverged)
+        told = f"{said} over {seeds} seed{'' if seeds == 1 else 's'}, the records have {len(values)}"
+        return [Doubt(about, told + (f" and {len(lost)} that did not converge" if lost else ""))]
+    gap = abs(statistics.fmean(values) - statistics.fmean(number.values)) if values else 0.0
+    return [Doubt(about, said)] if gap > 0.01 else []

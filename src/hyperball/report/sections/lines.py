@@ -9,10 +9,11 @@ from typing import TypeVar
 
 from hyperball.report.charts import COLORS, Chart, Series
 from hyperball.report.records import Point, Run
-from hyperball.report.tables import family, family_of
+from hyperball.report.tables import family_of
 
 Entry = TypeVar("Entry")
 MOST_LINES = 12
+BAND = "mean, and a band of ± one standard deviation over seeds"
 Points = tuple[tuple[float, float], ...]
 Value = Callable[[Point], float | None]
 
@@ -20,6 +21,7 @@ Value = Callable[[Point], float | None]
 COLOR_OF = {
     "baseline": 0, "max": 0, "tanh": 1, "huber": 1, "ball": 2, "welsch": 2, "sphere": 3, "mean": 3, "quadratic": 3,
     "linear": 4, "pseudo_huber": 4, "seg": 5, "truncated_quadratic": 5, "log": 6, "mix": 7, "barron": 8,
+    "l1_ball": 1, "l1_sphere": 2, "l2_ball": 3, "l2_sphere": 4, "linf_ball": 7, "linf_sphere": 8,
 }  # fmt: skip
 
 
@@ -75,9 +77,8 @@ def run_chart(
         Series(name, mean, color, band=band, operator=operator)
         for (name, operator, _, mean, band), color in zip(drawn, chosen, strict=True)
     )
-    spread = "mean, and a band of ± one standard deviation over seeds"
     apart = len(found) - len(lines)
-    notes = [spread if any(seeds > 1 for _, _, seeds, *_ in drawn) else "", cut]
+    notes = [BAND if any(seeds > 1 for _, _, seeds, *_ in drawn) else "", cut]
     notes.append(f"not drawn: {apart} whose seeds share no step" if apart else "")
     return Chart(title, "step", label, series, note="; ".join(filter(None, notes)), **options)  # type: ignore[arg-type]
 
@@ -100,30 +101,3 @@ def trained(point: Point, is_error: bool) -> float | None:
 
 def loss(point: Point) -> float | None:
     return point.values.get("loss")
-
-
-def radii_chart(name: str, run: Run) -> Chart:
-    """The mean radius of every layer over the steps of one run; over the layers where it was evaluated once."""
-    measured = [point for point in run.evaluations if point.radii]
-    if len(measured) == 1:
-        return one_time_radii(name, run, measured[0])
-    layers = list(dict.fromkeys(layer for point in run.evaluations for layer in point.radii))
-    series = tuple(
-        Series(
-            layer,
-            tuple((p.step, p.radii[layer]) for p in run.evaluations if layer in p.radii),
-            1 + number % (COLORS - 1),
-        )
-        for number, layer in enumerate(layers[:MOST_LINES])
-    )
-    _, cut = first_of(layers, MOST_LINES, "layers")
-    note = f"the mean of each layer, seed {run.seed}{'; ' if cut else ''}{cut}"
-    return Chart(f"Radii: {name}", "step", "", series, note=note)
-
-
-def one_time_radii(name: str, run: Run, at: Point) -> Chart:
-    """The mean radius of every layer at one step, from the first layer to the last."""
-    layers, means = list(at.radii), list(at.radii.values())
-    points = tuple((float(depth), mean) for depth, mean in enumerate(means, 1))
-    note = f"the mean of each layer after {at.step:,.0f} steps, from {layers[0]} to {layers[-1]}, seed {run.seed}"
-    return Chart(f"Radii: {name}", "layer", "", (Series(name, points, 1, operator=family(run.recipe)),), note=note)

@@ -109,11 +109,12 @@ def tone(table: Published, line: Line) -> str:
 
 
 def matrix(joined: Joined) -> Table | None:
-    """Rows and columns as the paper prints them; None where they would not fit or a cell has two protocols.
+    """Rows and columns as the paper prints them; None where they would not fit or a table has a cell twice.
 
-    Conditions such as attacks become the columns where there are any, and the columns a part of the rows.
+    Conditions such as attacks become the columns where there are any, and the columns a part of the rows. A cell of
+    several recipes has the table's own number; the others stand in the long table.
     """
-    table, lines = joined.table, joined.lines
+    table, lines = joined.table, joined.one_a_cell
     split = {line.number.column: joined.split(line.number.column) for line in lines}
     turned = any(condition for _, condition in split.values())
     bases = len({base for base, _ in split.values()})
@@ -173,7 +174,7 @@ def cell(table: Published, line: Line | None, best: float | None) -> Cell:
     known = line.number.published is not None
     word = tone(table, line)
     gap = " (contradicts)" if word == "contradicts" else gap
-    remark = f"paper {paper(line.number)}{gap}" if known else ""
+    remark = f"paper\N{NO-BREAK SPACE}{paper(line.number)}{gap}" if known else ""
     marked = best is not None and line.mean == best and not line.doubts and not line.lost
     return Cell(line.text, marked, remark, line.mean, tip(table, line), word, doubted=bool(line.doubts))
 

@@ -15,8 +15,21 @@ from hyperball.report.folder import Found, owner, recipe_of
 from hyperball.report.kinds import Attack, Located, Published, RobustCell, Robustness
 from hyperball.report.page import Gallery, Section
 from hyperball.report.records import Run
-from hyperball.report.sections.lines import MOST_LINES, colors, first_of, mean_and_band
-from hyperball.report.tables import MISSING, Cell, Table, ending, family, operator, protocol, trimmed
+from hyperball.report.sections.lines import BAND, MOST_LINES, colors, first_of, mean_and_band
+from hyperball.report.tables import (
+    BASELINE,
+    FAMILIES,
+    MISSING,
+    Cell,
+    Table,
+    differing,
+    ending,
+    family,
+    label,
+    operator,
+    protocol,
+    trimmed,
+)
 
 Entry = TypeVar("Entry")
 Kind = TypeVar("Kind", Attack, Robustness)
@@ -47,14 +60,12 @@ def robustness_section(found: Found) -> Section | None:
     named_groups = grouped(attacks, lambda one: heading(one, owners)).values()
     tables = tuple(attack_table(group, owners, known) for group in named_groups)
     charts = [curve_chart(group, owners, known) for group in grouped(curves, lambda one: axis(one, owners)).values()]
-    said = [
-        (named(members[0], owners), doubt)
-        for group in named_groups
-        for members in by_recipe(group, owners)
-        for doubt in attack_doubts(members, owners)
-    ]
-    for members in by_recipe(curves, owners):
-        said += [(named(members[0], owners), doubt) for doubt in curve_doubts(members, owners)]
+    said: list[tuple[str, Doubt]] = []
+    for group in named_groups:
+        for name, members in by_recipe(group, owners):
+            said += [(name, doubt) for doubt in attack_doubts(members, owners)]
+    for name, networks in by_recipe(curves, owners):
+        said += [(name, doubt) for doubt in curve_doubts(networks, owners)]
     return Section(
         "Robustness", LEAD, (*tables, *budget_tables(cells, owners, known)), doubts=gathered(said), part="robustness",
         doubt_count=len(distinct(doubt for _, doubt in said)),
@@ -84,11 +95,11 @@ def budget_table(cells: Sequence[RobustCell], owners: Owners, tables: Tables) ->
     """
     columns = tuple(dict.fromkeys(one.attack for cell in cells for one in cell.located))
     rows, operators = [], []
-    for label, members in grouped(cells, lambda cell: cell.label).items():
+    for name, members in grouped(cells, lambda cell: cell.label).items():
         found = grouped([one for cell in members for one in cell.located], lambda one: one.attack)
         if not found:
             continue
-        rows.append((Cell(label), *(budget_cell(found.get(name, []), len(members)) for name in columns)))
+        rows.append((Cell(name), *(budget_cell(found.get(attack, []), len(members)) for attack in columns)))
         operators.append(family(recipe_of(members[0].curves[0], owners)))
     first = cells[0].curves[0]
     shared = ", ".join(filter(None, (data_of(first, owners), scale_words(first, owners))))
@@ -181,17 +192,17 @@ def attack_table(entries: Sequence[Attack], owners: Owners, tables: Tables) -> T
     """One row a recipe, one column an attack, over the seeds; a number that some networks lack says so."""
     columns = columns_of(entries)
     rows, operators, trained = [], [], trained_networks(owners)
-    for members in by_recipe(entries, owners):
+    for name, members in by_recipe(entries, owners):
         first, told = members[0], tip(members, owners)
         every, lost = trained.get((protocol(recipe_of(first, owners)), scale_of(first, owners)), (set(), set()))
         count = len(every | set(by_seed(members, owners)))
         shared = {"worst case": most_attacked(members)}
-        found = [one_each(name, shared.get(name, members), owners)[0] for name in columns]
+        found = [one_each(column, shared.get(column, members), owners)[0] for column in columns]
         cells = [attack_cell(values, len(lost), count, told) for values in found]
         doubts = attack_doubts(members, owners)
         sentences = "\n".join(doubt.sentence for doubt in doubts)
         rows.append((
-            Cell(named(first, owners), remark=model_of(first, owners)),
+            Cell(name, remark=model_of(first, owners)),
             Cell(str(count)), *cells,
             Cell(str(len(doubts)) if doubts else MISSING, tip=sentences, sort=len(doubts),
                  tone="worse" if doubts else "", doubted=bool(doubts)),
@@ -217,10 +228,27 @@ def most_attacked(entries: Sequence[Attack]) -> list[Attack]:
     return [entry for entry in entries if most <= entry.attacks.keys()]
 
 
-def by_recipe(entries: Sequence[Kind], owners: Owners) -> list[list[Kind]]:
-    """Entries about networks that differ in the seed alone; one that names no recipe stands alone."""
-    key = grouped(entries, lambda entry: protocol(recipe) if (recipe := recipe_of(entry, owners)) else entry.name)
-    return list(key.values())
+def by_recipe(entries: Sequence[Kind], owners: Owners) -> list[tuple[str, list[Kind]]]:
+    """Entries about networks that differ in the seed alone under a name of their own, the baseline before operators.
+
+    One that names no recipe stands alone. Where a name fits several networks, what their recipes differ in is added.
+    """
+    found = grouped(entries, lambda entry: protocol(recipe) if (recipe := recipe_of(entry, owners)) else entry.name)
+    groups = sorted(found.values(), key=lambda members: rank(family(recipe_of(members[0], owners))))
+    names = [named(members[0], owners) for members in groups]
+    trees = [flat(recipe_of(members[0], owners)) for members in groups]
+    for name in {name for name in names if names.count(name) > 1}:
+        rivals = [at for at, other in enumerate(names) if other == name]
+        keys = differing([trees[at] for at in rivals])
+        for at in rivals:
+            names[at] = clipped(f"{name}, {label(trees[at], keys)}")
+    return list(zip(names, groups, strict=True))
+
+
+def rank(operator: str) -> int:
+    """Where an operator stands in a list: the baseline first, what is no known operator last."""
+    order = (BASELINE, *FAMILIES)
+    return order.index(operator) if operator in order else len(order)
 
 
 def by_seed(entries: Sequence[Kind], owners: Owners) -> dict[str, list[Kind]]:
@@ -293,13 +321,13 @@ def curve_chart(entries: Sequence[Robustness], owners: Owners, tables: Tables) -
     first = entries[0]
     over_pixels = first.over == "epsilon" and first.conditions.get("norm") != "l2"
     scale = PIXELS if over_pixels else 100.0 if first.over == "outliers" else 1.0
-    label = {"epsilon": "ε · 255" if over_pixels else "ε", "outliers": "% of points"}.get(first.over, first.over)
+    over = {"epsilon": "ε · 255" if over_pixels else "ε", "outliers": "% of points"}.get(first.over, first.over)
     found, doubts, groups = [], list[Doubt](), by_recipe(entries, owners)
-    for members in groups:
+    for name, members in groups:
         doubts += curve_doubts(members, owners)
         firsts = [held[0] for held in by_seed(members, owners).values()]
         mean, band = mean_and_band([tuple((scale * x, 100 * y) for x, y in sorted(one.points)) for one in firsts])
-        found += [(named(members[0], owners), family(recipe_of(members[0], owners)), mean, band)] if mean else []
+        found += [(name, family(recipe_of(members[0], owners)), mean, band)] if mean else []
     drawn, cut = first_of(found, MOST_LINES, "lines")
     chosen = colors([operator or name for name, operator, _, _ in drawn])
     series = tuple(
@@ -309,10 +337,11 @@ def curve_chart(entries: Sequence[Robustness], owners: Owners, tables: Tables) -
     attack, chance = first.conditions.get("attack"), first.conditions.get("chance")
     title = f"Accuracy under {clipped(attack)}" if attack else f"Accuracy over {first.over}"
     apart = len(groups) - len(found)
-    notes = [curve_note(first, owners), cut, f"not drawn: {apart} whose seeds share no point" if apart else ""]
+    spread = BAND if any(band for _, _, _, band in drawn) else ""
+    notes = [curve_note(first, owners), spread, cut, f"not drawn: {apart} whose seeds share no point" if apart else ""]
     notes.append(f"{counted(len(distinct(doubts)))}, see above" if doubts else "")
     return Chart(
-        title, label, "%", series, " %", "; ".join(filter(None, notes)), (0.0, 100.0),
+        title, over, "%", series, " %", "; ".join(filter(None, notes)), (0.0, 100.0),
         references=((100 * chance, "chance"),) if is_number(chance) else (),
         table=tables_of(entries, tables), scale=scale_of(first, owners),
     )  # fmt: skip

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -13,37 +13,42 @@ from hyperball.report.files import is_number
 from hyperball.report.page import Gallery
 from hyperball.report.records import Run
 from hyperball.report.sections import lines as curves
-from hyperball.report.sections.join import ERRORS, Joined
+from hyperball.report.sections.join import ERRORS, Joined, Line
+from hyperball.report.sections.radii import Network, radii_gallery
 
-MOST_CHARTS, MOST_RADII = 4, 4
+MOST_COLUMNS = 4
 SHARE = re.compile(r"(?:.*, )?(\d+(?:\.\d+)?) ?%")
 SLOW = 0.01  # a momentum of normalization at which tests in the middle of training lag behind
 
 
 def convergence(joined: Joined) -> Gallery:
-    """Error (or accuracy) and loss, in tests and in training, over steps: four charts a column, one line a row."""
+    """Error (or accuracy) and loss, in tests and in training, over steps: two charts a column each, one line a row."""
     with_runs = [line for line in joined.lines if line.runs and not joined.split(line.number.column)[1]]
-    charts: list[Chart] = []
     columns, cut = curves.first_of(
-        list(dict.fromkeys(line.number.column for line in with_runs)), MOST_CHARTS, "columns"
+        list(dict.fromkeys(line.number.column for line in with_runs)), MOST_COLUMNS, "columns"
     )
-    for column in columns:
-        groups = [
-            (f"{line.number.row}, {line.variant}" if line.variant else line.number.row, line.operator, line.runs)
-            for line in with_runs
-            if line.number.column == column
-        ]
-        drawn = column_charts(column, groups, joined.table.metric in ERRORS)
-        charts += [chart for chart in drawn if any(len(line.points) > 1 for line in chart.series)]
+    drawn = [column_charts(column, groups_of(with_runs, column), joined.table.metric in ERRORS) for column in columns]
+    ordered = [chart for half in (slice(0, 2), slice(2, 4)) for charts in drawn for chart in charts[half]]
+    charts = [chart for chart in ordered if any(len(line.points) > 1 for line in chart.series)]
     said = (f"{cut}." if cut else "", lag([run for line in with_runs for run in line.runs]))
     return Gallery("Convergence", tuple(charts), " ".join(filter(None, said)))
 
 
-def column_charts(column: str, groups: Sequence[tuple[str, str, Sequence[Run]]], is_error: bool) -> Iterator[Chart]:
+def groups_of(lines: Sequence[Line], column: str) -> list[tuple[str, str, Sequence[Run]]]:
+    """The names, operators and runs of a column's rows."""
+    return [
+        (f"{line.number.row}, {line.variant}" if line.variant else line.number.row, line.operator, line.runs)
+        for line in lines
+        if line.number.column == column
+    ]
+
+
+def column_charts(column: str, groups: Sequence[tuple[str, str, Sequence[Run]]], is_error: bool) -> list[Chart]:
     """Error or accuracy, then loss, each in tests and, beside it, in training."""
     word = "error" if is_error else "accuracy"
     in_training = partial(curves.trained, is_error=is_error)
     share: dict[str, Any] = {"unit": " %"}
+    charts = []
     for title, of_training, value, options in (
         (f"Test {word}, %", False, curves.error if is_error else curves.accuracy, share),
         (f"Training {word}, %", True, in_training, share),
@@ -51,7 +56,8 @@ def column_charts(column: str, groups: Sequence[tuple[str, str, Sequence[Run]]],
         ("Training loss", True, curves.loss, {"log": True}),
     ):
         points = (lambda run: run.training) if of_training else (lambda run: run.evaluations)
-        yield curves.run_chart(f"{title}: {column}", "", groups, points, value, **options)
+        charts.append(curves.run_chart(f"{title}: {column}", "", groups, points, value, **options))
+    return charts
 
 
 def lag(runs: Sequence[Run]) -> str:
@@ -122,12 +128,8 @@ def band_of(points: Sequence[tuple[float, float, float]]) -> tuple[float, ...]:
 
 
 def radii(joined: Joined) -> Gallery:
-    """Learned radii of the first cells that have any."""
-    charts, seen = [], set()
-    for line in joined.lines:
-        run = line.runs[0] if line.runs else None
-        if run is not None and line.operator not in seen and any(p.radii for p in run.evaluations):
-            seen.add(line.operator)
-            charts.append(curves.radii_chart(f"{line.number.row}, {joined.split(line.number.column)[0]}", run))
-    shown, cut = curves.first_of(charts, MOST_RADII, "networks")
-    return Gallery("Learned radii", tuple(shown), f"{cut}." if cut else "")
+    """Learned radii of the networks, each by its first seed."""
+    first = [line for line in joined.lines if line.runs and not joined.split(line.number.column)[1]]
+    return radii_gallery(
+        [Network(f"{line.number.row}, {line.number.column}", line.operator, line.runs[0]) for line in first]
+    )
