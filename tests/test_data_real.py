@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from hyperball.data import Dataset, Files, MissingFiles, load, prepare
+from hyperball.verdicts import COMMONEST
 
 ROOT = os.environ.get("HYPERBALL_DATA")
 pytestmark = pytest.mark.skipif(not ROOT, reason="set HYPERBALL_DATA to a folder of data sets")
@@ -48,3 +49,9 @@ def test_mean_pixel_is_the_published_one(name: str, mean: float) -> None:
     assert not isinstance(split, Files)
     found = sum(part.sum(dtype=torch.float64) for part in split.inputs.split(10_000)) / split.inputs.numel() / 255
     assert abs(float(found) - mean) < 1e-4
+
+
+@pytest.mark.parametrize("name", COMMONEST)
+def test_the_commonest_class_of_an_uneven_set_is_counted(name: str) -> None:
+    labels = torch.as_tensor(load_or_skip(name).test.labels)
+    assert float(labels.bincount().max() / len(labels)) == pytest.approx(COMMONEST[name])

@@ -180,3 +180,8 @@ def test_jsonargparse_reads_files_and_dotted_options(tmp_path: Path) -> None:
     parsed = parser.parse_args([f"--recipe={path}", "--recipe.model.magnitude=log", "--recipe.seed=5"])
     build = getattr(parser, "instantiate", None) or parser.instantiate_classes
     assert build(parsed)["recipe"] == RECIPES["paper"].override({"model.magnitude": "log", "seed": 5})
+
+
+def test_a_whole_number_that_no_float_holds_is_refused_by_name():
+    with pytest.raises(RecipeError, match=r"`optimizer\.lr` must be"):
+        Recipe.from_dict({"optimizer": {"lr": 10**400}})

@@ -240,6 +240,22 @@ def test_a_kept_record_is_whole_or_not_there(trio, tmp_path, monkeypatch):
     assert {path.name for path in beside} == {"metrics.jsonl", "recipe.json"}
 
 
+def test_a_record_that_could_not_be_kept_is_a_failure(trio, cells, tmp_path, monkeypatch, capsys):
+    replaced = os.replace
+
+    def full(source, target):
+        if "kept" in str(target) and str(target).endswith("tanh--clean/seed-0/record.json"):
+            raise OSError(28, "No space left on device")
+        replaced(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    assert main(command(tmp_path)) == 1
+    assert "could not keep" in capsys.readouterr().out
+    monkeypatch.undo()
+    monkeypatch.setitem(tables.TABLES, "trio", lambda: trio)
+    assert main(command(tmp_path)) == 0
+
+
 @pytest.mark.parametrize("place", ["runs", "kept"])
 def test_a_full_disk_is_named(place, trio, cells, tmp_path, monkeypatch, capsys):
     replaced = os.replace

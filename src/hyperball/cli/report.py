@@ -24,8 +24,13 @@ def report(given: Sequence[str]) -> int:
     for entry in found.left_out:
         print(printable(f"left out: {entry.path}: {entry.reason}"))
     left_out = f", {len(found.left_out)} left out" if found.left_out else ""
-    print(printable(f"wrote {own.out}: {len(found.runs)} runs, {len(found.records)} other records{left_out}"))
+    runs, others = counted(len(found.runs), "run"), counted(len(found.records), "other record")
+    print(printable(f"wrote {own.out}: {runs}, {others}{left_out}"))
     return 0
+
+
+def counted(number: int, name: str) -> str:
+    return f"{number} {name}" if number == 1 else f"{number} {name}s"
 
 
 def printable(text: str) -> str:

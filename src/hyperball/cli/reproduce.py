@@ -12,11 +12,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hyperball._errors import INTERRUPTED
+from hyperball._errors import FAILED, INTERRUPTED
 from hyperball.cli.documents import read_document
 from hyperball.cli.grid import conclude, speak, until_stopped
 from hyperball.cli.parsing import UsageError, parser
 from hyperball.experiments.scales import SCALES, Scale
+
+MOST_SEEDS = 1000
 
 if TYPE_CHECKING:
     from hyperball.experiments.runners import End, Job
@@ -32,11 +34,7 @@ def reproduce(given: Sequence[str]) -> int:
         return markdown(Path(own.markdown), own.tables, [Path(path) for path in own.into], own.check)
     if not own.tables:
         raise UsageError("name a table, such as dcnet-table3; `hyperball list tables` lists them")
-    for name in ("seeds", "jobs"):
-        if getattr(own, name) < 1:
-            raise UsageError(f"--{name} must be >= 1, got {getattr(own, name)}")
-    if own.time_limit is not None and not own.time_limit > 0:
-        raise UsageError(f"--time-limit must be > 0, got {own.time_limit:g}")
+    check_counts(own)
     from hyperball.experiments.tables import experiment
 
     tables = [experiment(name) for name in own.tables]
@@ -44,6 +42,18 @@ def reproduce(given: Sequence[str]) -> int:
         check_use(table, own)
     over = math.inf if own.time_limit is None else time.monotonic() + own.time_limit
     return until_stopped(lambda: max([make(table, own, over) for table in tables]))
+
+
+def check_counts(own: argparse.Namespace) -> None:
+    """Refuse numbers of seeds, jobs and seconds that nothing can be done with."""
+    if own.jobs < 1:
+        raise UsageError(f"--jobs must be >= 1, got {own.jobs}")
+    if not 1 <= own.seeds <= MOST_SEEDS:
+        raise UsageError(f"--seeds must be from 1 to {MOST_SEEDS}, got {own.seeds}")
+    if own.first_seed < 0:
+        raise UsageError(f"--first-seed must be >= 0, got {own.first_seed}")
+    if own.time_limit is not None and not own.time_limit > 0:
+        raise UsageError(f"--time-limit must be > 0, got {own.time_limit:g}")
 
 
 def check_markdown(own: argparse.Namespace) -> None:
@@ -169,7 +179,7 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
     with shielded():
         keeper.keep_all(everything)
     say_table(table, own.scale, jobs)
-    code = say_rest(everything, ends, drawn)
+    code = max(say_rest(everything, ends, drawn), FAILED if keeper.has_lost else 0)
     if asked or not (drawn or time.monotonic() >= over):
         raise KeyboardInterrupt  # no other table is begun
     return code
@@ -241,6 +251,8 @@ def chosen(text: str, table: Experiment) -> list[str]:
         told = spaced(",".join(parts[at:end]))
         names += [known.get(told, told)] if told else []
         at = end
+    if text and not names:
+        raise UsageError(f"--cells must name rows, columns or cells, got {text!r}")
     return names
 
 

@@ -23,6 +23,7 @@ from hyperball.training.files import FileError, read_tree, write_bytes, write_js
 from hyperball.training.record import METRICS, RECIPE, RECORD, Record, encoded, read_metrics, thinned
 
 TABLE = "table.json"
+LOST = "could not keep"
 SEEDS = range(2**63)  # that a recipe may have
 LINES = 60  # of every kind, that a kept metrics.jsonl holds
 FROM_RECORDS: tuple[Draw, ...] = (convergence, filter_lengths, learned_radii)  # other pictures need weights
@@ -63,6 +64,11 @@ class Keeper:
                 self.say(keep_pictures(whole_of(self.table).at(self.scale), pictures, self.kept))
                 self.say([write_table(self.table, self.scale, self.kept, shrinks=False)])
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether the records of a run could not be kept."""
+        return any(sentence.startswith(LOST) for sentence in self.told)
+
     def say(self, sentences: Sequence[str]) -> None:
         """Print what was not said before."""
         for sentence in filter(None, sentences):
@@ -95,7 +101,7 @@ def collect(jobs: Sequence[Job], out: Path) -> list[str]:
             try:
                 said += keep(job, target)
             except Exception as error:
-                said.append(f"could not keep {job.folder} as {target}: {reason_of(error)}")
+                said.append(f"{LOST} {job.folder} as {target}: {reason_of(error)}")
     return said
 
 
@@ -115,7 +121,7 @@ def another(job: Job, target: Path) -> str:
 def keep(job: Job, target: Path) -> list[str]:
     """Copy one run, or complete its copy: whatever is not there or cannot be read, the record last; what is to say."""
     if problem := damage(job.folder):
-        return [f"could not keep {job.folder}: {problem}"]
+        return [f"{LOST} {job.folder}: {problem}"]
     if reason := another(job, target):
         return [f"kept {target} as it is: {reason}"]
     said = keep_metrics(job.folder / METRICS, target / METRICS)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import difflib
-import math
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -114,7 +114,8 @@ def match_tuple(items: tuple[Any, ...], value: Any) -> tuple[bool, Any]:
 
 
 def is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    """Whether a value is a finite float, or a whole number that one can hold."""
+    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
 
 NAMES = {float: "a number", int: "a whole number", str: "a text", bool: "true or false", type(None): "null"}
