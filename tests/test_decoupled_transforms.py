@@ -240,6 +240,31 @@ def test_torch_fx_records_weights_and_mask_of_a_pooling():
     torch.testing.assert_close(torch.fx.symbolic_trace(model)(x, mask), model(x, mask))
 
 
+class Doubled(hb.nn.DecoupledLinear):
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+class Named(hb.nn.DecoupledLinear):
+    """The same layer under another name."""
+
+
+class Leaves(torch.fx.Tracer):
+    def is_leaf_module(self, m, name):
+        return isinstance(m, Doubled) or super().is_leaf_module(m, name)
+
+
+def test_torch_fx_does_not_call_a_forward_of_ones_own_twice():
+    x = torch.randn(2, 3)
+    model = torch.nn.Sequential(Named(3, 4)).eval()
+    torch.testing.assert_close(torch.fx.symbolic_trace(model)(x), model(x))
+    model = torch.nn.Sequential(Doubled(3, 4)).eval()
+    with pytest.raises(TypeError, match=r"must have no Doubled that torch\.fx looks into"):
+        torch.fx.symbolic_trace(model)
+    traced = torch.fx.GraphModule(model, Leaves().trace(model))
+    torch.testing.assert_close(traced(x), model(x))
+
+
 def test_torch_fx_is_told_that_a_layer_alone_is_nothing_to_trace():
     with pytest.raises(ValueError, match=r"`root` must be a model.*got DecoupledConv2d"):
         torch.fx.symbolic_trace(hb.nn.DecoupledConv2d(3, 4, 3))
