@@ -26,6 +26,28 @@ def penalty(text: str):
     return radial.parse(text, "penalty")
 
 
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("text", ["truncated_quadratic", "welsch"])
+def test_blocks_of_rows_bound_what_is_held_at_once_and_change_no_row(text, weighted, monkeypatch):
+    x = rows(23, 70, 0.25, distance=8.0)
+    weights = torch.rand(x.shape, dtype=D, generator=torch.Generator().manual_seed(1)).round(decimals=1)
+    held = penalty(text).with_parameters(rho=torch.linspace(0.3, 2.0, len(x), dtype=D).unsqueeze(-1))
+    given = (x, weights if weighted else None, held)
+    whole, _ = pool_rows(*given, fixed=True)
+    handled = []
+    for name in ("_sweep", "_global_minimum"):
+        monkeypatch.setattr(pooling_rows, name, spied(getattr(pooling_rows, name), handled))
+    monkeypatch.setattr(pooling_rows, "BLOCK", 5 * x.shape[1] * (1 if text == "truncated_quadratic" else 64))
+    blocks, _ = pool_rows(*given, fixed=True)
+    assert handled == [5, 5, 5, 5, 3]
+    assert torch.equal(blocks, whole)
+
+
+def spied(function, handled: list[int]):
+    """The function, noting how many rows each call is given."""
+    return lambda x, *rest: (handled.append(len(x)), function(x, *rest))[1]
+
+
 @pytest.mark.parametrize("outliers", [0.0, 0.25, 0.45])
 @pytest.mark.parametrize("n", [9, 49, 300])
 @pytest.mark.parametrize("text", [*CONVEX, *NONCONVEX, "huber(c=0.1)", "pseudo_huber(c=0.05)", "welsch(c=0.3)"])

@@ -164,14 +164,20 @@ def _prefix(values: Tensor) -> Tensor:
 
 
 def truncated(x: Tensor, weights: Tensor | None, c: Any) -> Tensor:
-    """argmin_u Σ w·min((u − x)², c²)/2 exactly: the best mean of a window of the sorted row no wider than 2c.
+    """argmin_u Σ w·min((u − x)², c²)/2 exactly, in blocks of rows: a sweep holds some sixty times its samples."""
+    weights = None if weights is None else weights.expand_as(x)
+    swept = [_sweep(x[part], None if weights is None else weights[part], _of(part, c)) for part in _blocks(x)]
+    return swept[0] if len(swept) == 1 else torch.cat(swept)
+
+
+def _sweep(x: Tensor, weights: Tensor | None, c: Any) -> Tensor:
+    """The best mean of a window of the sorted row no wider than 2c.
 
     Gaps wider than 3c are shortened to 3c first, which changes no window and keeps the prefix sums accurate.
     """
     present = None if weights is None else (weights > 0).expand_as(x)
     ordered, order = (x if present is None else x.masked_fill(~present, torch.inf)).sort(-1)
-    w = torch.ones_like(x) if weights is None else weights.expand_as(x).gather(-1, order)
-    w = w.double()
+    w = (torch.ones_like(x) if weights is None else weights.gather(-1, order)).double()
     origin = ordered[..., :1]
     unit = (ordered.double().diff(dim=-1) / c).nan_to_num(nan=0.0).clamp(max=3.0)
     t = _prefix(unit)  # sorted, in units of c
@@ -299,18 +305,26 @@ def global_minimum(
     x: Tensor, weights: Tensor | None, value: Value, middle: Middle, ends: tuple[Tensor, Tensor], fixed: bool
 ) -> tuple[Tensor, Tensor]:
     """The best local minimum reached from several starts, in blocks of rows so that memory stays bounded."""
-    weights = None if weights is None else weights.expand_as(x)
-    rows = max(1, BLOCK // (CANDIDATES * x.shape[-1]))
-    if not can_look(x) or x.shape[0] <= rows:
-        return _global_minimum(x, weights, value, middle.mean(), *ends, fixed)
+    weights, center = None if weights is None else weights.expand_as(x), middle.mean()
     parts = []
-    for at in range(0, x.shape[0], rows):
-        part = slice(at, at + rows)
-        held = {k: v[part] if isinstance(v, Tensor) and v.dim() else v for k, v in value.parameters.items()}
+    for part in _blocks(x, CANDIDATES):
+        held = value.with_parameters(**{k: _of(part, v) for k, v in value.parameters.items()})
         w = None if weights is None else weights[part]
-        limits = (ends[0][part], ends[1][part])
-        parts.append(_global_minimum(x[part], w, value.with_parameters(**held), middle.mean()[part], *limits, fixed))
-    return torch.cat([y for y, _ in parts]), torch.cat([steps for _, steps in parts])
+        parts.append(_global_minimum(x[part], w, held, center[part], ends[0][part], ends[1][part], fixed))
+    return parts[0] if len(parts) == 1 else (torch.cat([y for y, _ in parts]), torch.cat([steps for _, steps in parts]))
+
+
+def _blocks(x: Tensor, each: int = 1) -> list[slice]:
+    """Rows of x to handle at once, where `each` numbers belong to a sample; all of them where x cannot be looked at."""
+    if not can_look(x):
+        return [slice(None)]
+    rows = max(1, BLOCK // max(1, each * x.shape[-1]))
+    return [slice(at, at + rows) for at in range(0, x.shape[0], rows)] if x.shape[0] > rows else [slice(None)]
+
+
+def _of(part: slice, parameter: Any) -> Any:
+    """A parameter of those rows."""
+    return parameter[part] if isinstance(parameter, Tensor) and parameter.dim() else parameter
 
 
 def _global_minimum(
