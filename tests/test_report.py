@@ -217,6 +217,15 @@ def test_a_table_of_times_has_no_percent(tmp_path):
     assert "only ratios can be compared" in text
 
 
+@pytest.mark.parametrize("metric, near", [("milliseconds", "–"), ("error", "1 of 2")])
+def test_times_are_not_counted_as_near_the_paper_in_points(tmp_path, metric, near):
+    numbers = [number("pool", "forward", 3.0, [4.0]), number("pool", "backward", 4.0, [9.0])]
+    write(tmp_path / "table.json", table_tree("times", numbers, metric) | {"scale": "paper"})
+    (table,) = results_page(read_folder(tmp_path)).sections[0].tables
+    shown = dict(zip(table.columns, (cell.text for cell in table.rows[0]), strict=True))
+    assert shown.get("within 1.5 points or better", "–") == near
+
+
 def test_further_metrics_have_columns_of_their_own(tmp_path):
     numbers = [
         number("a", "x", 80.0, [81.0], **{"map6_raw": 95.123, "map6_raw, paper": 96.0}),

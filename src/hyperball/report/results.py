@@ -144,11 +144,12 @@ def overview(joined: Sequence[Joined]) -> Section | None:
     for entry in (entry for entry in joined if not is_part(entry, joined)):
         table, cells = entry.table, entry.one_a_cell
         done = [line for line in cells if line.is_done]
-        known = [line for line in done if compares(line) and table.scale == "paper"]
+        shares = is_share(table.metric)
+        known = [line for line in done if compares(line)] if shares and table.scale == "paper" else []
         near = sum(tone(table, line) in AGREES for line in known)
         seeds = [line.seeds for line in done]
         doubts = len(doubts_of(entry.lines))
-        kept, pairs = pairs_in_order(done) if is_share(table.metric) else (0, 0)
+        kept, pairs = pairs_in_order(done) if shares else (0, 0)
         spans = f"{min(seeds)}–{max(seeds)}" if seeds and min(seeds) < max(seeds) else str(max(seeds, default=0))
         rows.append((
             Cell(table.title, tip=f"{table.name}\n{finding(entry)}"), Cell(table.experiment),
