@@ -236,6 +236,19 @@ def test_a_control_differs_from_the_robust_pointnet_without_dropout_in_its_norma
     assert plain in [e.recipe for e in trained("pooling-test-outliers").select(["control"]).entries]
 
 
+def test_controls_of_the_learning_rate_differ_from_their_rows_in_nothing_else():
+    rows = {entry.row: entry for entry in trained("pooling-test-outliers").entries}
+    controls = {row: entry for row, entry in rows.items() if row.endswith(", learning rate 0.01")}
+    assert len(controls) == 4
+    for row, entry in controls.items():
+        plain = rows[row.removesuffix(", learning rate 0.01")]
+        assert (entry.kind, entry.published, plain.kind) == ("control", None, "published")
+        assert (plain.recipe.optimizer.lr, entry.recipe.optimizer.lr) == (0.001, 0.01)
+        assert entry.recipe.override({"optimizer.lr": 0.001}) == plain.recipe
+        assert entry.conditions == plain.conditions
+    assert not any("learning rate" in entry.row for entry in trained("pooling-outliers").entries)
+
+
 def test_networks_that_normalize_nothing_begin_at_a_lower_rate():
     entries = trained("projections-cifar10-networks").entries
     rates = {entry.row.partition(",")[0]: entry.recipe.optimizer.lr for entry in entries}
