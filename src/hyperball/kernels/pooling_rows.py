@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hyperball.kernels.pooling_gradient import may_hold_somewhere
 from hyperball.kernels.pooling_solver import gain_and_curvature, solve
-from hyperball.kernels.reading import can_look, export_records, row_sum
+from hyperball.kernels.reading import can_look, export_records, is_concrete, row_sum
 from hyperball.rows import Value
 
 CONVEX_STEPS = 10  # fixed trip counts, chosen by tests/test_pooling_solver.py on rows with 0, 25 and 45 % outliers
@@ -315,8 +315,8 @@ def global_minimum(
 
 
 def _blocks(x: Tensor, each: int = 1) -> list[slice]:
-    """Rows of x to handle at once, where `each` numbers belong to a sample; all of them where x cannot be looked at."""
-    if not can_look(x):
+    """Rows of x to handle at once, where `each` numbers belong to a sample; all of them where x is being traced."""
+    if not is_concrete(x):
         return [slice(None)]
     rows = max(1, BLOCK // max(1, each * x.shape[-1]))
     return [slice(at, at + rows) for at in range(0, x.shape[0], rows)] if x.shape[0] > rows else [slice(None)]
