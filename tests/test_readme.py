@@ -26,3 +26,19 @@ def test_files_that_the_readme_names_exist():
     assert names
     for name in names:
         assert (ROOT / name).exists(), name
+
+
+def test_differences_that_the_readme_explains_are_those_of_its_table():
+    """The sentence behind the table is written by hand, the table from the records."""
+    table, behind = (
+        (ROOT / "README.md")
+        .read_text(encoding="utf-8")
+        .split("<!-- results: summary -->")[1]
+        .split("<!-- /results -->")
+    )
+    explained = re.findall(r"[+-]\d+\.\d\d", behind.split("\n## ")[0])
+    assert len(explained) == 2
+    largest = [line.split("|")[-2].strip() for line in table.splitlines() if line.startswith("|")]
+    assert set(explained) <= set(largest)
+    far = {word for word in largest if re.fullmatch(r"[+-]\d+\.\d\d", word) and abs(float(word)) > 5}
+    assert set(explained) == far  # none that is large is passed over
