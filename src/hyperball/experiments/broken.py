@@ -48,8 +48,10 @@ def odd_results(results: Any) -> str:
     """Why something is not what a finished run's record has as results; "" where it is."""
     if not isinstance(results, Mapping):
         return f"`results` must be a mapping, got {results!r}"
-    for which in ("last", "best", "first_epoch"):
-        metrics = results.get(which)
+    named = {which: results.get(which) for which in ("last", "best", "first_epoch")}
+    for name, held in (results.get("conditions") or {}).items():
+        named |= {f"conditions.{name}.{which}": metrics for which, metrics in held.items()}
+    for which, metrics in named.items():
         problem = odd_number(metrics) if metrics is not None else ""
         for name in SHARES:
             value = None if problem or metrics is None else metrics.get(name)

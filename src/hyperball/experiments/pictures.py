@@ -6,14 +6,14 @@ import operator
 import statistics
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from hyperball.experiments.broken import is_number
-from hyperball.experiments.table import Finished
+from hyperball.experiments.table import Finished, slug
 from hyperball.nn.decoupled import Decoupled
 from hyperball.training import load_model
 from hyperball.training.network import Network
@@ -56,6 +56,24 @@ def lag(finished: Sequence[Finished]) -> str:
         f"tests normalize by running statistics, with a momentum of {min(slow):g} about {1 / min(slow):,.0f} steps "
         "old, and lag behind the training while weights move fast"
     )
+
+
+def under_conditions(finished: Sequence[Finished]) -> Mapping[str, dict[str, Any]]:
+    """Test accuracy over epochs under every condition that evaluations tested, a picture each."""
+    names = dict.fromkeys(name for run in finished for name in run.entry.recipe.log.conditions)
+    drawn = {
+        f"under-{slug(name)}": curves(
+            f"Under {name} of outliers", "epoch", "test accuracy, %",
+            series_of(finished, "evaluation", "epoch", partial(accuracy_under, name)),
+        )
+        for name in names
+    }  # fmt: skip
+    return {name: picture for name, picture in drawn.items() if picture["series"]}
+
+
+def accuracy_under(condition: str, line: Line) -> float | None:
+    found = line.get("conditions", {}).get(condition)
+    return None if found is None else 100 * found
 
 
 def learned_radii(finished: Sequence[Finished]) -> Mapping[str, dict[str, Any]]:

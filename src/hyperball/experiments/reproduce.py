@@ -175,10 +175,11 @@ def compared(experiment: Experiment, entry: Entry, ended: Sequence[Job]) -> list
     for condition in entry.conditions:
         held = [(seed, found[condition]) for seed, found in tested if condition in found]
         results = [found for _, found in held]
+        epochs = [found for one in records if (found := best_under(one, condition))]
         lines.append(
             Comparison(
                 entry.row, f"{entry.column}, {condition}", entry.published_conditions.get(condition),
-                values_of(experiment.metric, results), (), entry.kind,
+                values_of(experiment.metric, results), values_of(experiment.metric, epochs), entry.kind,
                 {name: values_of(name, results) for name in experiment.also},
                 dict(entry.also_conditions.get(condition, {})), tuple(seed for seed, _ in held), diverged,
             )
@@ -198,6 +199,12 @@ def compared(experiment: Experiment, entry: Entry, ended: Sequence[Job]) -> list
             )
         )
     return lines
+
+
+def best_under(results: Mapping[str, Any], condition: str) -> dict[str, Any]:
+    """The best epoch under a condition, where every evaluation tested that; nothing where none did."""
+    found: dict[str, Any] = results.get("conditions", {}).get(condition, {}).get("best", {})
+    return found
 
 
 def guesses(job: Job, results: Mapping[str, Any]) -> bool:

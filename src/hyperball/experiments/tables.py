@@ -24,6 +24,7 @@ TRAINED: dict[str, Callable[[], Experiment]] = {
     "dcnet-norms": dcnet.norms,
     "pooling-outliers": declarative.all_outliers,
     "pooling-test-outliers": declarative.test_outliers,
+    "pooling-epochs": declarative.epochs,
     "projections-cifar10": projections.cifar10,
     "projections-imagewoof": projections.imagewoof,
     "projections-cifar10-networks": projections.cifar10_networks,

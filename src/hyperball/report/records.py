@@ -57,7 +57,8 @@ class Point:
 class Run:
     """One run. `results` maps "last", "best" and "first_epoch" to numbers by name, as far as they exist.
 
-    `measured` has the numbers of further test conditions by their names; `nonfinite` says that the last evaluation
+    `measured` has the numbers of further test conditions by their names, `best_under` those of the best epoch under
+    each that every evaluation tested; `nonfinite` says that the last evaluation
     found a loss or logits that are not finite; `troubles` are files beside the record that could not be read, and why.
     """
 
@@ -73,6 +74,7 @@ class Run:
     evaluations: tuple[Point, ...] = ()
     nonfinite: bool = False
     measured: dict[str, dict[str, float]] = field(default_factory=dict)
+    best_under: dict[str, dict[str, float]] = field(default_factory=dict)
     scale: str = ""
     troubles: tuple[tuple[str, str], ...] = ()
 
@@ -203,7 +205,7 @@ def read_run(folder: Path, name: str) -> Run:
     return Run(
         name, folder, recipe, clipped(record.get("status", "unknown")), results,
         numbers(mapping(record, "timing", RECORD)), conditions(record), texts(record.get("notes")), *curves,
-        has_nonfinite(found["last"]), measured, scale_of(record), torn + broken,
+        has_nonfinite(found["last"]), measured, best_epochs(found), scale_of(record), torn + broken,
     )  # fmt: skip
 
 
@@ -258,6 +260,19 @@ def measured_conditions(path: Path) -> dict[str, dict[str, float]]:
     found = {clipped(key): numbers(value) for key, value in read_object(path).items() if isinstance(value, dict)}
     for key, held in found.items():
         check_shares({f"{key}.{name}": held[name] for name in SHARES if name in held}, CONDITIONS)
+    return found
+
+
+def best_epochs(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """The best epoch's numbers under every condition that a run's evaluations tested."""
+    under = mapping(results, "conditions", RECORD) if results.get("conditions") else {}
+    found = {
+        clipped(key): numbers(held["best"])
+        for key, held in under.items()
+        if isinstance(held, dict) and isinstance(held.get("best"), dict)
+    }
+    for key, held in found.items():
+        check_shares({f"results.conditions.{key}.{name}": held[name] for name in SHARES if name in held}, RECORD)
     return found
 
 

@@ -25,6 +25,7 @@ FAMILIES = (
     "linf_ball", "linf_sphere",
 )  # fmt: skip
 OF_A_SEED = ("seed", "start.weights")  # the weights that a run began with are those of its own seed
+LOGGED = "log."  # how often a run speaks and saves, and what else it tests
 
 
 @dataclass(frozen=True)
@@ -141,14 +142,19 @@ def instead(other: Run, first: Run) -> str:
 
 
 def protocol(recipe: dict[str, Any]) -> str:
-    """A recipe without its seed, as a text: runs of one text may be averaged."""
-    rest = {key: value for key, value in flat(recipe).items() if key not in OF_A_SEED}
+    """A recipe without its seed and what it logs, as a text: runs of one text may be averaged."""
+    rest = {key: value for key, value in flat(recipe).items() if counts(key)}
     return json.dumps(rest, sort_keys=True, default=str)
 
 
+def counts(key: str) -> bool:
+    """Whether runs that differ in a field of their recipes are different ones."""
+    return key not in OF_A_SEED and not key.startswith(LOGGED)
+
+
 def differing(trees: Sequence[dict[str, Any]]) -> list[str]:
-    """Dotted names, apart from the seed, that do not have one value in all trees."""
-    names = {name: None for tree in trees for name in tree if name not in OF_A_SEED}
+    """Dotted names, of those that count, that do not have one value in all trees."""
+    names = {name: None for tree in trees for name in tree if counts(name)}
     return [name for name in names if len({json.dumps(tree.get(name), default=str) for tree in trees}) > 1]
 
 

@@ -20,7 +20,7 @@ from hyperball.training.progress import Progress, Silent
 from hyperball.training.recipe import Recipe
 from hyperball.training.record import CHECKPOINTS, RECIPE, RECORD, Record, write_recipe
 from hyperball.training.sections import DataConfig
-from hyperball.training.sets import Source, for_evaluation, load_set
+from hyperball.training.sets import Source, condition_inputs, for_evaluation, load_set
 
 
 def train(
@@ -49,9 +49,12 @@ def train(
         return Record.read(folder)
     with settings(recipe):
         engine = build_engine(recipe, accelerator, devices)
-        found = load_set(recipe.data, Source(data_root, download, dataset))
+        source = Source(data_root, download, dataset)
+        found = load_set(recipe.data, source)
+        conditions = condition_inputs(recipe, found, source)
         listener = progress if progress and engine.is_first else Silent()
-        run = Run(recipe, folder, engine, found, listener, resume_command(folder, data_root, accelerator, devices))
+        command = resume_command(folder, data_root, accelerator, devices)
+        run = Run(recipe, folder, engine, found, listener, command, conditions)
         with begin(recipe, folder, engine, resume):
             if saved_steps(folder / CHECKPOINTS):
                 checkpoint, notes = own_checkpoint(recipe, folder)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from hyperball.convert import Homotopy
 from hyperball.data import Dataset, Files
@@ -40,8 +42,10 @@ class Assembly:
     total_steps: int
 
 
-def assemble(recipe: Recipe, engine: Engine, dataset: Dataset) -> Assembly:
-    """Build the parts of a run on the engine's device."""
+def assemble(
+    recipe: Recipe, engine: Engine, dataset: Dataset, conditions: Mapping[str, Tensor] | None = None
+) -> Assembly:
+    """Build the parts of a run on the engine's device; `conditions` are the inputs of further tests by name."""
     if recipe.adversarial.method != "none" and dataset.kind != "images":
         raise RecipeError(f"`adversarial.method` is for images, got {dataset.name}, a set of {dataset.kind}")
     feed = train_feed(recipe, dataset, engine.device, engine.rank, engine.world_size)
@@ -66,7 +70,7 @@ def assemble(recipe: Recipe, engine: Engine, dataset: Dataset) -> Assembly:
         Step(engine, recipe, parts, decide_compile(recipe, *kinds, total), captured),
         Rates(parts.inner, recipe.optimizer),
         Schedule(recipe.schedule, total, len(feed)),
-        Evaluator(engine, network, dataset, recipe.log.evaluation_batch, captured, options),
+        Evaluator(engine, network, dataset, recipe.log.evaluation_batch, captured, options, conditions),
         projection, homotopy, total,
     )  # fmt: skip
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
@@ -28,15 +28,16 @@ class Evaluator:
     """Runs a network over a split in batches of one shape, each process its share, on one GPU as a CUDA graph.
 
     Image files that fit are decoded once; others are streamed every time. A `batch_size` that is the default of
-    recipes is the most: the first evaluation makes it smaller where the network's maps are large.
+    recipes is the most: the first evaluation makes it smaller where the network's maps are large. `conditions` are
+    inputs, by name, that may stand in the place of a split in memory.
     """
 
     def __init__(
         self, engine: Engine, network: nn.Module, dataset: Dataset, batch_size: int, captured: Decision,
-        options: dict[str, Any] | None = None,
+        options: dict[str, Any] | None = None, conditions: Mapping[str, Tensor] | None = None,
     ) -> None:  # fmt: skip
         self.engine, self.network, self.captured = engine, network, captured
-        self.options = options or {}
+        self.options, self.conditions = options or {}, conditions or {}
         self.split = decoded(dataset.test, **self.options)
         self.batch_size = max(1, min(batch_size, -(-len(self.split) // engine.world_size)))
         self.fitted = batch_size != LogConfig.evaluation_batch
@@ -44,12 +45,23 @@ class Evaluator:
         self.graph: torch.cuda.CUDAGraph | None = None
         if isinstance(self.split, Samples):
             self.samples = self.split.to(engine.device)
+            if self.conditions:  # they are copied into memory whose addresses a graph knows, and which is ours
+                self.samples = Samples(self.samples.inputs.clone(), self.samples.labels)
             self.index = torch.zeros(self.batch_size, dtype=torch.int64, device=engine.device)
             self.logits: Tensor | None = None
 
     def measure(self) -> Metrics:
         """The metrics of the split; the same on every process."""
         return measure(*self.predict())
+
+    def measure_under(self, condition: str) -> Metrics:
+        """The metrics under one of the conditions."""
+        assert isinstance(self.split, Samples)
+        self.samples.inputs.copy_(self.conditions[condition])
+        try:
+            return self.measure()
+        finally:
+            self.samples.inputs.copy_(self.split.inputs)
 
     @torch.no_grad()
     def predict(self) -> tuple[Tensor, Tensor]:

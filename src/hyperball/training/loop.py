@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hyperball.data import Dataset
 from hyperball.training import optimizers
@@ -48,14 +50,15 @@ class Run:
     """One run of a recipe on one engine; `fit` ends with a record."""
 
     def __init__(
-        self, recipe: Recipe, run_dir: Path, engine: Engine, dataset: Dataset, progress: Progress, command: str
-    ) -> None:
+        self, recipe: Recipe, run_dir: Path, engine: Engine, dataset: Dataset, progress: Progress, command: str,
+        conditions: Mapping[str, Tensor] | None = None,
+    ) -> None:  # fmt: skip
         self.began = time.perf_counter()
         if engine.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(engine.device)
         self.recipe, self.run_dir, self.engine, self.dataset = recipe, run_dir, engine, dataset
         self.progress, self.command = progress, command
-        self.parts = assemble(recipe, engine, dataset)
+        self.parts = assemble(recipe, engine, dataset, conditions)
         self.per_epoch = len(self.parts.feed)
         self.total = self.parts.total_steps
         self.step = 0
@@ -140,23 +143,32 @@ class Run:
         average = self.parts.parts.average
         with nullcontext() if average is None else average.applied():
             metrics = self.parts.evaluator.measure()
+            under = {name: self.parts.evaluator.measure_under(name) for name in self.recipe.log.conditions}
             found = summarize(self.parts.network.model)
         if metrics.nonfinite:
             where = f"the logits of {metrics.nonfinite} of {metrics.samples} test samples"
             raise NonFiniteError(self.step, where, "evaluation")
         self.parts.schedule.observe(metrics.loss)
-        self.keep(metrics)
-        self.write({"kind": "evaluation", "step": self.step, "epoch": self.epoch, **metrics.as_dict(), "radii": found})
+        self.keep(metrics, under)
+        line = {"kind": "evaluation", "step": self.step, "epoch": self.epoch, **metrics.as_dict(), "radii": found}
+        also = {"conditions": {name: held.top1 for name, held in under.items()}} if under else {}
+        self.write({**line, **also})
         self.progress.evaluated(EvaluationReport(self.step, self.epoch, metrics, found))
 
-    def keep(self, metrics: Metrics) -> None:
-        """Note the last, the best and the first epoch's result."""
-        entry = {"step": self.step, "epoch": self.epoch, **metrics.as_dict()}
-        self.results["last"] = entry
+    def keep(self, metrics: Metrics, under: Mapping[str, Metrics]) -> None:
+        """Note the last, the best and the first epoch's result, and the last and best under every condition."""
+        self.note_result(self.results, metrics)
         if self.step == self.per_epoch:
-            self.results["first_epoch"] = entry
-        if self.results["best"] is None or metrics.top1 > self.results["best"]["top1"]:
-            self.results["best"] = entry
+            self.results["first_epoch"] = self.results["last"]
+        for name, found in under.items():
+            self.note_result(self.results.setdefault("conditions", {}).setdefault(name, {}), found)
+
+    def note_result(self, results: dict[str, Any], metrics: Metrics) -> None:
+        """The last result, and the best by test accuracy."""
+        results["last"] = {"step": self.step, "epoch": self.epoch, **metrics.as_dict()}
+        best = results.get("best")
+        if best is None or metrics.top1 > best["top1"]:
+            results["best"] = results["last"]
 
     @property
     def epoch(self) -> float:

@@ -33,7 +33,8 @@ class Record:
     """A finished run: results with their conditions, how it was computed, where, and how fast.
 
     `results` holds "last" (all metrics of the last iterate), "best" (the epoch of the highest test accuracy, which
-    looked at the test set to be chosen) and "first_epoch"; `engine` what was compiled and captured, and why;
+    looked at the test set to be chosen) and "first_epoch", and in "conditions" the first two of every further test that
+    its evaluations made; `engine` what was compiled and captured, and why;
     `notes` whatever a reader of the numbers should know, such as a resumption. A run that is a cell of a table says in
     `experiment` of which one and by which protocol, and keeps in `curve` a few [epoch, top-1] of its evaluations.
     A run with numbers that are not finite has the status "diverged", no results, and in `failure` the step and where.
@@ -78,7 +79,11 @@ def check_results(results: Any) -> None:
     last = results.get("last") if isinstance(results, dict) else None
     if not isinstance(last, dict) or "top1" not in last:
         raise FileError("`results.last` must hold an evaluation's metrics; remove the file to resume the run")
-    for which, metrics in results.items():
+    under = results.get("conditions") or {}
+    if not isinstance(under, dict) or not all(isinstance(held, dict) for held in under.values()):
+        raise FileError(f"`results.conditions` must map names to results, got {under!r}")
+    tested = {f"conditions.{name}.{which}": held[which] for name, held in under.items() for which in held}
+    for which, metrics in {**results, "conditions": None, **tested}.items():
         for name, value in metrics.items() if isinstance(metrics, dict) else ():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise FileError(f"`results.{which}.{name}` must be a number, got {value!r}")

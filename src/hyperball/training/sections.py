@@ -343,6 +343,7 @@ class LogConfig(Section):
         evaluation_batch: samples of one batch of an evaluation; the default is the most, and fewer are taken where the
             maps of a network are large.
         norms: with the losses, lengths of filters and of their gradients in the latest step.
+        conditions: further tests at every evaluation, by name: other fields of `data`, such as {"outliers": 0.5}.
     """
 
     section: ClassVar[str] = "log"
@@ -353,8 +354,15 @@ class LogConfig(Section):
     checkpoint_every: int = 1
     checkpoint_steps: int | None = None
     tensorboard: bool = False
+    conditions: dict[str, Any] = field(default_factory=dict)
 
     def check(self) -> None:
+        for name, changes in self.conditions.items():
+            if not isinstance(changes, dict) or not changes:
+                raise RecipeError(
+                    f"`log.conditions.{name}` must map fields of `data` to other values, such as "
+                    f'{{"outliers": 0.5}}, got {changes!r}'
+                )
         for name in ("every", "evaluate_every", "evaluation_batch", "checkpoint_every"):
             self.require(getattr(self, name) >= 1, name, ">= 1")
         self.require(self.checkpoint_steps is None or self.checkpoint_steps >= 1, "checkpoint_steps", ">= 1 or null")

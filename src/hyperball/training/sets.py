@@ -111,6 +111,31 @@ def for_evaluation(config: DataConfig, known: DataConfig) -> DataConfig:
     return config.override({name: getattr(default, name) for name in FOR_TRAINING})
 
 
+def condition_inputs(recipe: Recipe, dataset: Dataset, source: Source) -> dict[str, Tensor]:
+    """The inputs of the test split under each of `log.conditions`: as many samples, of one shape, with its labels."""
+    if not recipe.log.conditions:
+        return {}
+    own = dataset.test
+    if not isinstance(own, Samples):
+        raise RecipeError(f"`log.conditions` is for sets in memory, got the files of {dataset.name}")
+    whole = source.dataset or data.load(recipe.data.name, source.root)
+    made = {}
+    for name, changes in recipe.log.conditions.items():
+        try:
+            config = for_evaluation(recipe.data.override(changes), recipe.data)
+            test = load_set(config, Source(dataset=whole), used=("test",)).test
+        except RecipeError as error:
+            raise RecipeError(f"`log.conditions.{name}`: {error}") from None
+        assert isinstance(test, Samples)
+        alike = test.inputs.shape == own.inputs.shape and torch.equal(test.labels, own.labels)
+        if config.name != recipe.data.name or not alike:
+            raise RecipeError(
+                f"`log.conditions.{name}` must keep the samples of the test split and their shape, got {changes!r}"
+            )
+        made[name] = test.inputs
+    return made
+
+
 def augmentation(config: DataConfig) -> Augment:
     crop = None if config.crop == "window" else config.crop
     return Augment(

@@ -157,7 +157,8 @@ class Joined:
             return Line(number, (), (), held.runs, distinct(doubts), variant, lost)
         last = [self.condition(run, condition) if condition else run.results["last"] for run in runs]
         values = [value for entry in last if (value := percent_of(metric, entry)) is not None]
-        best = [] if condition else [percent_of(metric, run.results.get("best", {})) for run in runs]
+        chosen = [run.best_under.get(condition, {}) if condition else run.results.get("best", {}) for run in runs]
+        best = [percent_of(metric, entry) for entry in chosen]
         doubts = [*held.doubts, *(doubt for run in runs for doubt in self.doubts_about(run, condition))]
         known = {text for doubt in doubts for text in (doubt.text, doubt.sentence)}
         doubts += [doubt for doubt in told(number) if doubt.text not in known]
