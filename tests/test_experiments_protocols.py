@@ -114,7 +114,7 @@ def test_table5_counts_the_papers_numbers_once_and_says_how_sgd_is_run():
 UNPUBLISHED = {
     "dcnet-figures-mnist": "a schedule chosen here",
     "architectures": "in a table that no paper has",
-    "projections-cifar10-networks": "AlexNet and VGG-11 at lr 0.01 instead of 0.1",
+    "projections-cifar10-networks": "lr 0.01 to the end for AlexNet and VGG-11",
     "projections-imagewoof": "crops are chosen here",
     "dcnet-table6-imagewoof": "instead of 700,000 steps",
 }
@@ -249,11 +249,37 @@ def test_controls_of_the_learning_rate_differ_from_their_rows_in_nothing_else():
     assert not any("learning rate" in entry.row for entry in trained("pooling-outliers").entries)
 
 
-def test_networks_that_normalize_nothing_begin_at_a_lower_rate():
+def test_networks_that_normalize_nothing_have_a_lower_rate_to_the_end():
     entries = trained("projections-cifar10-networks").entries
-    rates = {entry.row.partition(",")[0]: entry.recipe.optimizer.lr for entry in entries}
-    assert rates == {"googlenet": 0.1, "densenet121": 0.1, "alexnet": 0.01, "vgg11": 0.01}
-    assert any("begin at lr 0.01" in note for note in trained("projections-cifar10-networks").notes)
+    rates = {
+        entry.row.partition(",")[0]: (
+            entry.recipe.optimizer.lr,
+            entry.recipe.schedule.name,
+            entry.recipe.schedule.every,
+        )
+        for entry in entries
+    }
+    falling, constant = (0.1, "step", 30.0), (0.01, "constant", None)
+    assert rates == {"googlenet": falling, "densenet121": falling, "alexnet": constant, "vgg11": constant}
+    assert any("have lr 0.01 to the end" in note for note in trained("projections-cifar10-networks").notes)
+
+
+def test_networks_tested_after_every_epoch_are_those_of_the_table_of_last_epochs():
+    whole = {entry.row: entry for entry in trained("pooling-test-outliers").entries}
+    for scale in ("paper", "quick"):
+        chosen = trained("pooling-epochs").at(scale).entries
+        assert {entry.row for entry in chosen} == {"quadratic", "pseudo_huber fixed", "huber fixed", "welsch fixed"}
+        for entry in chosen:
+            assert set(entry.recipe.log.conditions) == set(entry.conditions) == {"10 %", "30 %", "50 %", "70 %"}
+    for entry in trained("pooling-epochs").entries:
+        assert entry.recipe == whole[entry.row].recipe
+        shares = {name: whole[entry.row].published_conditions[name] for name in entry.conditions}
+        assert (entry.published, entry.published_conditions) == (whole[entry.row].published, shares)
+
+
+@pytest.mark.parametrize("name", ["pooling-test-outliers", "pooling-outliers", "pooling-epochs", "projections-cifar10"])
+def test_tables_of_declarative_layers_say_that_the_paper_may_print_best_epochs(name):
+    assert any("the paper's numbers may be of best epochs" in note for note in trained(name).notes)
 
 
 @pytest.mark.parametrize("name", ["projections-cifar10", "projections-imagewoof"])

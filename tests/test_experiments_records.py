@@ -15,9 +15,10 @@ from hyperball.experiments.broken import odd_results
 from hyperball.experiments.collecting import Keeper, collect, seeds_in, write_table
 from hyperball.experiments.conditions import conditions_in, with_conditions
 from hyperball.experiments.drawing import draw
+from hyperball.experiments.pictures import under_conditions
 from hyperball.experiments.reproduce import Follower, annotate, as_data, compare, jobs_of, table
 from hyperball.experiments.runners import Job
-from hyperball.experiments.table import Entry, Experiment, Reduction
+from hyperball.experiments.table import Entry, Experiment, Finished, Reduction
 from hyperball.experiments.tables import trained
 from hyperball.training import Recipe, evaluate, train
 from hyperball.training.record import DIVERGED, Record, read_metrics
@@ -75,6 +76,33 @@ def test_a_network_is_tested_as_its_recipe_evaluates_it_and_once(tiny, tmp_path:
     assert conditions_in(job.folder) == {"50 %": alone}
     monkeypatch.setattr(conditions, "evaluate", None)  # there is nothing left to measure
     pass_tests(tiny, job)
+
+
+def test_the_best_epoch_under_a_condition_stands_beside_the_last_one(tiny, tmp_path: Path):
+    tested = {"log.conditions": dict(tiny.entries[0].conditions), "epochs": 3}
+    longer = replace(tiny, entries=(replace(tiny.entries[0], recipe=tiny_recipe(**tested)),), draws=(under_conditions,))
+    jobs = jobs_of(longer, range(2), tmp_path / "runs")
+    for job in jobs:
+        train(job.cell.recipe, job.folder)
+        pass_tests(longer, job)
+    _, outliers = compare(longer, jobs)
+    held = [Record.read(job.folder).results["conditions"]["50 %"] for job in jobs]
+    assert outliers.values == pytest.approx([100 * (1 - found["last"]["top1"]) for found in held])
+    assert outliers.best == pytest.approx([100 * (1 - found["best"]["top1"]) for found in held])
+    assert all(best <= last for best, last in zip(outliers.best, outliers.values, strict=True))
+    finished = [Finished(longer.entries[0], job.cell.seed, job.folder) for job in jobs]
+    (series,) = under_conditions(finished)["under-50"]["series"]
+    assert series["x"] == [1, 2, 3]
+    ends = [100 * found["last"]["top1"] for found in held]
+    assert series["y"][-1] == pytest.approx(sum(ends) / 2, rel=1e-4)
+
+
+def test_networks_whose_epochs_were_not_tested_have_no_best_epoch_under_a_condition(tiny, tmp_path: Path):
+    job = jobs_of(tiny, [0], tmp_path)[0]
+    train(job.cell.recipe, job.folder)
+    pass_tests(tiny, job)
+    assert compare(tiny, [job])[1].best == ()
+    assert under_conditions([Finished(tiny.entries[0], 0, job.folder)]) == {}
 
 
 def test_a_network_that_did_not_converge_is_not_tested(tiny, tmp_path: Path):

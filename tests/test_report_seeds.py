@@ -20,7 +20,7 @@ from hyperball.experiments.reproduce import Comparison
 from hyperball.report import read_folder
 from hyperball.report.kinds import Published, RobustCell
 from hyperball.report.sections.join import Joined
-from hyperball.report.tables import Cell, ending
+from hyperball.report.tables import Cell, ending, group
 
 pytest.importorskip("jinja2")
 
@@ -166,3 +166,49 @@ def test_a_benchmark_tells_when_and_under_what_it_was_measured(days, badge, tmp_
     assert [fact for fact in section.facts if fact.startswith("part 1: threads 5")] == [
         f"part 1: threads 5, date {day}" for day in days[1:]
     ]
+
+
+UNDER = {"half": {"last": {"top1": 0.38, "loss": 2.0}, "best": {"top1": 0.52, "loss": 1.8}}}
+
+
+def make_tested(folder, seeds=2, under=UNDER):
+    """A row tested with outliers: of its networks the last alone after every epoch."""
+    numbers = [number("huber", "clean", 86.0, [85.0] * seeds), number("huber", "clean, half", 52.4, [38.0] * seeds)]
+    for seed in range(seeds):
+        held = {"log__conditions": {"half": {"outliers": 0.5}}} if seed == seeds - 1 else {"log__every": 7}
+        place = make_run(folder / "huber--clean" / f"seed-{seed}", top1=0.85, seed=seed, data__name="clouds", **held)
+        write(place / "conditions.json", {"half": {"top1": 0.38, "loss": 2.0}})
+        if seed == seeds - 1:
+            tree = json.loads((place / "record.json").read_text())
+            tree["results"]["conditions"] = under
+            write(place / "record.json", tree)
+    return write(folder / "table.json", table_tree("pools", numbers, "top1"))
+
+
+def test_the_best_epoch_under_a_condition_stands_beside_the_last_of_all_seeds(tmp_path):
+    make_tested(tmp_path)
+    found = read_folder(tmp_path)
+    assert not found.left_out
+    (table,) = found.of(Published)
+    clean, half = Joined(table, found.runs).lines
+    assert (half.values, half.best) == (pytest.approx([38.0, 38.0]), pytest.approx([52.0]))
+    assert (half.seeds, half.doubts, half.variant) == (2, (), "")
+    assert len(clean.best) == 2
+    details = section_of(tmp_path, table="pools").tables[-1]
+    assert [cell.text for cell in column(details, "best epoch")][-1] == "52.00"
+
+
+def test_runs_that_differ_in_what_they_log_are_averaged(tmp_path):
+    for seed, every in enumerate((10, 50)):
+        make_run(tmp_path / f"run-{seed}", seed=seed, log__every=every)
+    found = read_folder(tmp_path)
+    (one,) = group(found.runs)
+    assert len(one.runs) == 2
+
+
+@pytest.mark.parametrize("under", [3, {"half": {"best": {"top1": 52.0}}}], ids=["number", "percent"])
+def test_a_record_with_odd_conditions_is_named_and_left_out(under, tmp_path):
+    make_tested(tmp_path, under=under)
+    (left,) = read_folder(tmp_path).left_out
+    assert "seed-1" in left.path
+    assert "conditions" in left.reason

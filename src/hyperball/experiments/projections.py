@@ -22,16 +22,21 @@ NETWORKS = {  # by the names of the published tables
     "googlenet": "torchvision/googlenet", "densenet121": "torchvision/densenet121",
     "alexnet": "torchvision/alexnet", "vgg11": "torchvision/vgg11",
 }  # fmt: skip
-PLAIN, PLAIN_RATE = (NETWORKS["alexnet"], NETWORKS["vgg11"]), 0.01  # nothing in them normalizes: 0.1 is too much
+PLAIN = (NETWORKS["alexnet"], NETWORKS["vgg11"])  # nothing in them normalizes: 0.1 is too much
+SLOWLY = {"optimizer.lr": 0.01, "schedule": {"name": "constant"}}  # theirs in the code published with the paper
 PUBLISHED_SIZE, DOG_SIZE = 224, 112
 SMALL_DOGS = (
     f"the published schedule, but {DOG_SIZE}×{DOG_SIZE} instead of {PUBLISHED_SIZE}×{PUBLISHED_SIZE} images, which is "
     "what the copy of Imagewoof used here has; crops are chosen here"
 )
 CROPS = (
-    "crops of training: random 112×112 pixels of images enlarged to 128×128, and flips; the paper says that CIFAR-10 "
-    "was enlarged to 256×256 and cropped to 224×224, of which these are half, and nothing of Imagewoof; tests see the "
-    "center"
+    "crops of training: random 112×112 pixels of images enlarged to 128×128, and flips; the paper says nothing of "
+    "Imagewoof, and its code takes random parts of 8 to 100 %, at 224×224; tests see the center of 128×128, there of "
+    "256×256"
+)
+BEST = (
+    "the paper's numbers may be of best epochs: the code published with it prints the highest accuracy and the highest "
+    "mAP of all tests, one after each epoch; ours are of the last epoch"
 )
 DOGS = (
     "classes are in the order of the official folders, whatever a copy calls them: map6_raw is of the first six there, "
@@ -39,6 +44,7 @@ DOGS = (
 )
 NOTES = (
     "the published networks saw 224×224 images",
+    BEST,
     "map6_raw ranks raw logits of the first six classes as published, which projections change by construction; "
     "map_raw and map_softmax cover all classes, ece is the calibration error",
     "the slides say that the adaptive L∞ projections fail; no number is published for any L∞",
@@ -93,7 +99,7 @@ def cifar10() -> Experiment:
         notes=(
             "32×32 images and a stem of one 3×3 convolution",
             "crops of training: random 32×32 pixels of images padded with 4 black ones on each side, and flips; the "
-            "paper enlarges to 256×256 and crops 224×224 of that",
+            "paper enlarges to 256×256, and its code takes random parts of 8 to 100 % of that, at 224×224",
             BIAS, *NOTES,
             "other networks: projections-cifar10-networks",
         ),
@@ -154,21 +160,23 @@ def cifar10_networks() -> Experiment:
 
     def make(network: str, text: str | None) -> Recipe:
         recipe = projected("cifar10", network, text, enlarge=PUBLISHED_SIZE)
-        return recipe.override({"optimizer.lr": PLAIN_RATE}) if network in PLAIN else recipe
+        return recipe.override(SLOWLY) if network in PLAIN else recipe
 
     return Experiment(
         "projections-cifar10-networks", "Projections in four more networks, CIFAR-10", SOURCE, "top1",
         network_entries("ddn_projection_cifar10", make),
         notes=(
             "torchvision's networks; GoogLeNet without its auxiliary classifiers, VGG-11 without BatchNorm",
-            "AlexNet and VGG-11, which have no BatchNorm, begin at lr 0.01: with the 0.1 of the others they stay at "
-            "chance",
+            "AlexNet and VGG-11, which have no BatchNorm, have lr 0.01 to the end, as in the published code: with the "
+            "0.1 of the others they stay at chance",
             "images are cropped at 32×32 out of 4 black pixels of padding, flipped and enlarged to 224×224; the paper "
-            "enlarges to 256×256 and crops 224×224 of that",
+            "enlarges to 256×256, and its code takes random parts of 8 to 100 % of that, and tests at 256×256",
+            "in the published code DenseNet-121 has no BatchNorm before its projection; here it has",
             *NOTES[1:],
         ),
         also=ALSO, reduction=QUICK_NETWORKS, draws=(learned_radii,),
-        protocol="the published schedule, but crops before enlarging, and AlexNet and VGG-11 at lr 0.01 instead of 0.1",
+        protocol="the published schedule, but crops before enlarging, and lr 0.01 to the end for AlexNet and VGG-11, "
+        "as the published code has it",
     )  # fmt: skip
 
 
