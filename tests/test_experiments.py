@@ -165,7 +165,7 @@ def test_published_numbers_of_decoupled_networks_are_the_papers(name):
 def test_published_numbers_of_poolings_and_projections_are_the_papers():
     pooled = published()["ddn_pooling_train_and_test_outliers"]["cells"]
     for entry in trained("pooling-outliers").select(["published"]).entries:
-        assert [entry.published, entry.also["map6_raw"]] == pooled[entry.row][entry.column.split()[0]]
+        assert [entry.published, entry.also["voc6_softmax"]] == pooled[entry.row][entry.column.split()[0]]
     tested = published()["ddn_pooling_test_outliers"]["cells"]
     for entry in trained("pooling-test-outliers").select(["published"]).entries:
         assert {k.split()[0]: v for k, v in entry.published_conditions.items()} == {
@@ -176,7 +176,7 @@ def test_published_numbers_of_poolings_and_projections_are_the_papers():
         facts = published()[f"ddn_projection_{data}"]["cells"]["resnet18"]
         for entry in trained(f"projections-{data}").select(["published"]).entries:
             held = facts[entry.row] if entry.row == "none" else facts[entry.row][entry.column]
-            assert (entry.published, entry.also["map6_raw"]) == (held["top1"], held["map"])
+            assert (entry.published, entry.also["voc6_raw"]) == (held["top1"], held["map"])
 
 
 @pytest.mark.parametrize("name", TIMED)
@@ -282,7 +282,7 @@ def test_every_published_network_of_the_projections_has_its_cells_and_controls(d
         for row, held in facts[network].items():
             for how, numbers in {"no projection": held}.items() if row == "none" else held.items():
                 entry = entries[f"{network}, {row}", how]
-                assert (entry.published, entry.also["map6_raw"]) == (numbers["top1"], numbers["map"])
+                assert (entry.published, entry.also["voc6_raw"]) == (numbers["top1"], numbers["map"])
         assert entries[f"{network}, BatchNorm alone (control)", "no projection"].kind == "control"
         assert entries[f"{network}, linf ball", "adaptive"].kind == "control"
     assert len(entries) == (2 + 12) * (len(facts) - 1)

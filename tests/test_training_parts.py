@@ -232,7 +232,44 @@ def test_average_precision_is_scikit_learns(ties: bool) -> None:
     metrics = pytest.importorskip("sklearn.metrics")
     logits, labels = predictions(ties)
     expected = [metrics.average_precision_score(labels == k, logits[:, k]) for k in range(8)]
-    assert average_precisions(logits, labels).tolist() == pytest.approx(expected, rel=1e-9)
+    assert average_precisions(logits, labels)[0].tolist() == pytest.approx(expected, rel=1e-9)
+
+
+def pascal_voc(scores: list[float], belongs: list[bool]) -> float:
+    """The area below the envelope of precision over recall, sample by sample from the highest score."""
+    order = sorted(range(len(scores)), key=lambda i: -scores[i])
+    points, hits = [], 0
+    for count, i in enumerate(order, 1):
+        hits += belongs[i]
+        points.append((hits / sum(belongs), hits / count))
+    area, before = 0.0, 0.0
+    for at, (recall, _) in enumerate(points):
+        if recall > before:
+            area += (recall - before) * max(precision for _, precision in points[at:])
+            before = recall
+    return area
+
+
+@pytest.mark.parametrize("skill", [0.0, 1.0, 4.0])
+def test_interpolated_average_precision_is_that_of_pascal_voc(skill: float) -> None:
+    logits, labels = predictions(ties=False)
+    logits = logits + skill * torch.nn.functional.one_hot(labels, 8)
+    plain, interpolated = average_precisions(logits, labels)
+    expected = [pascal_voc(logits[:, k].tolist(), (labels == k).tolist()) for k in range(8)]
+    assert interpolated.tolist() == pytest.approx(expected, rel=1e-9)
+    assert (interpolated >= plain).all()
+    found = measure(logits, labels)
+    assert found.voc6_raw == pytest.approx(sum(expected[:6]) / 6)
+    likely = logits.double().softmax(1)
+    first = [pascal_voc(likely[:, k].tolist(), (labels == k).tolist()) for k in range(6)]
+    assert found.voc6_softmax == pytest.approx(sum(first) / 6)
+
+
+def test_ties_are_no_better_interpolated_than_the_share_of_a_class() -> None:
+    labels = torch.arange(100) % 10
+    assert average_precisions(torch.zeros(100, 10), labels)[1].tolist() == pytest.approx([0.1] * 10)
+    few = measure(torch.randn(20, 5), torch.arange(20) % 5)
+    assert (few.map6_raw, few.voc6_raw, few.voc6_softmax) == (None, None, None)
 
 
 @pytest.mark.parametrize("classes", [1, 3, 7])
@@ -240,9 +277,9 @@ def test_average_precision_of_a_few_classes_at_a_time_is_that_of_all(
     classes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logits, labels = predictions(ties=True)
-    together = average_precisions(logits, labels)
+    together = torch.stack(average_precisions(logits, labels))
     monkeypatch.setattr("hyperball.training.metrics.SCORES", classes * len(logits))
-    assert average_precisions(logits, labels).tolist() == pytest.approx(together.tolist(), rel=1e-12)
+    torch.testing.assert_close(torch.stack(average_precisions(logits, labels)), together, rtol=1e-12, atol=0)
 
 
 def test_metrics_are_torchmetrics() -> None:
@@ -258,7 +295,7 @@ def test_metrics_are_torchmetrics() -> None:
         "map_softmax": functional.multiclass_average_precision(probabilities, labels, **options),
     }.items():
         assert getattr(found, name) == pytest.approx(float(value), abs=1e-6), name
-    first = average_precisions(logits.double(), labels)[:6].mean()
+    first = average_precisions(logits.double(), labels)[0][:6].mean()
     assert found.map6_raw == pytest.approx(float(first))
 
 

@@ -129,7 +129,7 @@ def evaluate(given: Sequence[str]) -> int:
     return 0
 
 
-OPTIONAL = ("top5", "map6_raw")  # not for sets of few classes
+OPTIONAL = ("top5", "map6_raw", "voc6_raw", "voc6_softmax")  # not for sets of few classes
 NAMES = {
     "samples": "test samples",
     "top1": "top-1 accuracy",
@@ -139,6 +139,8 @@ NAMES = {
     "map_softmax": "mean average precision, softmax",
     "map_raw": "mean average precision, raw logits",
     "map6_raw": "the same, first 6 classes",
+    "voc6_raw": "the same, interpolated",
+    "voc6_softmax": "the same, softmax",
 }
 
 

@@ -20,7 +20,9 @@ class Metrics:
 
     `nonfinite` counts samples with a logit that is not finite, which are wrong and ranked last.
     `map_raw` ranks raw logits across samples, `map_softmax` probabilities, both over all classes; `map6_raw` covers
-    the first six classes as published, and is None below six. `ece` is the calibration error with 15 equal bins.
+    the first six classes, and is None below six. So do `voc6_raw` and `voc6_softmax`, which interpolate as Pascal VOC
+    does: these are what the code of robust pooling (probabilities) and of projections (raw logits) computes. `ece` is
+    the calibration error with 15 equal bins.
     """
 
     samples: int
@@ -31,6 +33,8 @@ class Metrics:
     map_raw: float
     map_softmax: float
     map6_raw: float | None
+    voc6_raw: float | None = None
+    voc6_softmax: float | None = None
     nonfinite: int = 0
 
     def as_dict(self) -> dict[str, float | int | None]:
@@ -43,7 +47,9 @@ def measure(logits: Tensor, labels: Tensor) -> Metrics:
     logits = logits.double()
     probabilities = logits.softmax(1)
     classes = logits.shape[1]
-    raw = average_precisions(logits, labels)
+    raw, raw_voc = average_precisions(logits, labels)
+    sure, sure_voc = average_precisions(probabilities, labels)
+    enough = classes >= FIRST
     return Metrics(
         samples=len(labels),
         loss=float(F.cross_entropy(logits, labels)),
@@ -51,8 +57,10 @@ def measure(logits: Tensor, labels: Tensor) -> Metrics:
         top5=top_k(logits, labels, 5) if classes > 5 else None,
         ece=calibration_error(probabilities, labels),
         map_raw=mean(raw),
-        map_softmax=mean(average_precisions(probabilities, labels)),
-        map6_raw=mean(raw[:FIRST]) if classes >= FIRST else None,
+        map_softmax=mean(sure),
+        map6_raw=mean(raw[:FIRST]) if enough else None,
+        voc6_raw=mean(raw_voc[:FIRST]) if enough else None,
+        voc6_softmax=mean(sure_voc[:FIRST]) if enough else None,
         nonfinite=int((~logits.isfinite()).any(1).sum()),
     )
 
@@ -75,16 +83,20 @@ def calibration_error(probabilities: Tensor, labels: Tensor, bins: int = BINS) -
     return float(gaps.abs().sum() / len(labels))
 
 
-def average_precisions(scores: Tensor, labels: Tensor) -> Tensor:
-    """AP = Σ (R_i − R_{i−1})·P_i per class against the rest, samples of one score counted together; NaN without any."""
+def average_precisions(scores: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+    """AP = Σ (R_i − R_{i−1})·P_i per class against the rest, samples of one score counted together; NaN without any.
+
+    Beside it the same with max_{j ≥ i} P_j for P_i, the interpolated precision of Pascal VOC.
+    """
     classes = torch.arange(scores.shape[1], device=scores.device)
     at_once = max(1, SCORES // max(1, len(scores)))
     parts = zip(scores.split(at_once, 1), classes.split(at_once), strict=True)
-    return torch.cat([precisions_of(some, labels[:, None] == own) for some, own in parts])
+    found = [precisions_of(some, labels[:, None] == own) for some, own in parts]
+    return torch.cat([plain for plain, _ in found]), torch.cat([interpolated for _, interpolated in found])
 
 
-def precisions_of(scores: Tensor, belongs: Tensor) -> Tensor:
-    """The average precision of scores [N, K] of what `belongs` to each of K classes."""
+def precisions_of(scores: Tensor, belongs: Tensor) -> tuple[Tensor, Tensor]:
+    """The average precision of scores [N, K] of what `belongs` to each of K classes, plain and interpolated."""
     ranked, order = scores.nan_to_num(nan=-torch.inf).sort(dim=0, descending=True)
     positive = belongs.gather(0, order)
     hits = positive.cumsum(0).double()
@@ -96,7 +108,9 @@ def precisions_of(scores: Tensor, belongs: Tensor) -> Tensor:
     following = torch.where(ends, torch.arange(len(scores), device=scores.device)[:, None], len(scores))
     following = following.flip(0).cummin(0).values.flip(0)
     shared = precision.gather(0, following)
-    return torch.where(positive, shared, 0.0).sum(0) / positive.sum(0)
+    highest = precision.flip(0).cummax(0).values.flip(0)
+    plain, interpolated = (torch.where(positive, held, 0.0).sum(0) / positive.sum(0) for held in (shared, highest))
+    return plain, interpolated
 
 
 def mean(values: Tensor) -> float:
