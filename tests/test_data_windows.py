@@ -45,7 +45,7 @@ def test_windows_that_make_no_sense_are_refused(options: dict, words: str) -> No
 def test_windows_of_small_images_and_of_clouds_are_refused() -> None:
     with pytest.raises(ValueError, match="`window` must be at most the image's size, 6x6, got 7"):
         Augment(window=7)(torch.zeros(1, 3, 6, 6, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
-    with pytest.raises(ValueError, match="`window` are for images"):
+    with pytest.raises(ValueError, match="`window` and `resized` are for images"):
         Augment(window=2)(torch.zeros(1, 6, 3), torch.zeros(1, dtype=torch.int64))
 
 

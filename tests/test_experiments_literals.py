@@ -41,7 +41,7 @@ PROJECTED = {
     "schedule.every": 30, "schedule.gamma": 0.1, "epochs": 90, "steps": None, "batch_size": 128, "precision": "bf16",
     "regularizers.label_smoothing": 0.0, "data.flip": True, "data.cutout": 0,
 }  # fmt: skip
-ZERO_CROPS = {"data.name": "cifar10", "data.crop": "zero", "data.pad": 4}
+PARTS = {"data.name": "cifar10", "data.crop": "part"}
 IMAGENET = {
     "data.name": "imagenet", "data.crop": None, "data.flip": True, "data.image_size": 224, "data.workers": 16,
     "model.activation": "prelu", **SGD, "optimizer.lr": 0.1, "optimizer.weight_decay": 0.0005,
@@ -55,7 +55,7 @@ MNIST = {
     "schedule.unit": "epochs", "schedule.milestones": (10, 15), "schedule.gamma": 0.1, "epochs": 20, "steps": None,
     "batch_size": 128, "precision": "fp32", "projection.every": None, "regularizers.orthogonality": 0.0,
 }  # fmt: skip
-WOOF = {"data.name": "imagewoof", "data.crop": "window", "data.image_size": 112, "data.flip": True, "data.workers": 8}
+WOOF = {"data.name": "imagewoof", "data.crop": "part", "data.image_size": 112, "data.flip": True, "data.workers": 8}
 
 
 def entry(table: str, row: str, column: str) -> Recipe:
@@ -92,13 +92,13 @@ PROTOCOLS = {
     ),
     "projections, learned": (
         projected("cifar10", "resnet18", "l2_ball"),
-        PROJECTED | ZERO_CROPS | {
+        PROJECTED | PARTS | {
             "model.projection": "l2_ball", "model.options": {}, "optimizer.radius_lr": pytest.approx(0.01 / 225),
         },
     ),
     "projections, none": (
         projected("cifar10", "resnet18", None),
-        PROJECTED | ZERO_CROPS | {"model.projection": None, "model.options": {}, "optimizer.radius_lr": None},
+        PROJECTED | PARTS | {"model.projection": None, "model.options": {}, "optimizer.radius_lr": None},
     ),
     "projections, files": (
         entry("projections-imagewoof", "l1 ball", "adaptive"),
@@ -117,7 +117,7 @@ PROTOCOLS = {
     ),
     "imagenet's questions on files": (
         entry("dcnet-table6-imagewoof", "baseline", "modified resnet18 with bn"),
-        IMAGENET | PLAIN | WOOF | {
+        IMAGENET | PLAIN | WOOF | {"data.crop": "window"} | {
             "model.name": "resnet18_modified", "model.norm": "batch",
             "model.options": {"norm_eps": 0.001, "norm_momentum": 0.05}, "steps": None, "epochs": 30,
             "batch_size": 128, "schedule.unit": "epochs",

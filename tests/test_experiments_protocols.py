@@ -115,7 +115,7 @@ UNPUBLISHED = {
     "dcnet-figures-mnist": "a schedule chosen here",
     "architectures": "in a table that no paper has",
     "projections-cifar10-networks": "lr 0.01 to the end for AlexNet and VGG-11",
-    "projections-imagewoof": "crops are chosen here",
+    "projections-imagewoof": "112×112 instead of 224×224 images",
     "dcnet-table6-imagewoof": "instead of 700,000 steps",
 }
 
@@ -129,10 +129,13 @@ def test_a_schedule_that_no_paper_has_is_not_called_published(name):
         assert words != "the published schedule"
 
 
-def test_tables_say_their_crops():
-    assert "padded with 4 black ones" in " ".join(trained("projections-cifar10").notes)
-    for name in ("projections-imagewoof", "projections-imagewoof-networks"):
-        assert "random 112×112 pixels of images enlarged to 128×128" in " ".join(trained(name).notes)
+@pytest.mark.parametrize("name", [name for name in TRAINED if name.startswith("projections")])
+def test_projections_are_trained_on_parts_of_images_as_in_the_published_code_and_say_so(name):
+    whole = trained(name)
+    assert {entry.recipe.data.crop for entry in whole.entries} == {"part"}
+    assert "training sees random parts of 8 to 100 % of an image" in " ".join(whole.notes)
+    shorter = {entry.recipe.data.crop for entry in whole.at("quick").entries}
+    assert shorter == {"part"} or "instead of parts of 8 to 100 %" in whole.words("quick")
 
 
 @pytest.mark.parametrize("name", [name for name in TRAINED if name.startswith("projections")])

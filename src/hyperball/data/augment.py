@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from hyperball.data.hashing import WORD, fold, normal, uniform
+from hyperball.data.parts import boxes, resized_parts
 
 CROP_Y, CROP_X, FLIP, CUT_Y, CUT_X, ANGLE, NOISE, CHOICE = range(8)
 IMAGE_CHANNELS = CUT_X + 1  # what images draw, hashed at once
@@ -23,6 +24,7 @@ class Augment:
             pixel twice, as the papers' code does), "zero" pads with black.
         pad: pixels of padding on each side for `crop`.
         window: side of a random square part that becomes the sample (0: all of it).
+        resized: side to which a random part is resized, of 8 to 100 % of the area, sides 3:4 to 4:3 (0: no part).
         flip: left-right with probability 1/2.
         cutout: side of a square, centered on a random pixel and cut off at the border, that becomes `fill`.
         rotate: a cloud by a random angle about the up (y) axis.
@@ -40,13 +42,16 @@ class Augment:
     points: int = 0
     fill: float = 0.5
     window: int = 0
+    resized: int = 0
 
     def __post_init__(self) -> None:
         if self.crop not in (None, "mirror", "zero"):
             raise ValueError(f'`crop` must be None, "mirror" or "zero", got {self.crop!r}')
         if self.crop and self.window:
             raise ValueError(f"`crop` keeps the size and `window` does not: got {self.crop!r} and {self.window}")
-        for name in ("pad", "cutout", "points", "window"):
+        if self.resized and (self.crop or self.window):
+            raise ValueError(f"`resized` goes with neither `crop` nor `window`: got {self.crop!r} and {self.window}")
+        for name in ("pad", "cutout", "points", "window", "resized"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 0:
                 raise ValueError(f"`{name}` must be an integer >= 0, got {value!r}")
@@ -72,8 +77,10 @@ class Augment:
     def _images(self, batch: Tensor, keys: Tensor) -> Tensor:
         if self.rotate or self.jitter or self.points:
             raise ValueError("`rotate`, `jitter` and `points` are for clouds, but the batch holds images")
-        if not (self.crop or self.flip or self.cutout or self.window):
+        if not (self.crop or self.flip or self.cutout or self.window or self.resized):
             return to_float(batch)
+        if self.resized:
+            batch = resized_parts(to_float(batch), boxes(keys, *batch.shape[2:]), self.resized)
         words = fold(keys, torch.arange(IMAGE_CHANNELS, device=keys.device)[:, None])
         if self.window:
             batch = part(batch, words, self.window)
@@ -87,8 +94,10 @@ class Augment:
         return images
 
     def _clouds(self, batch: Tensor, keys: Tensor) -> Tensor:
-        if self.crop or self.flip or self.cutout or self.window:
-            raise ValueError("`crop`, `flip`, `cutout` and `window` are for images, but the batch holds clouds")
+        if self.crop or self.flip or self.cutout or self.window or self.resized:
+            raise ValueError(
+                "`crop`, `flip`, `cutout`, `window` and `resized` are for images, but the batch holds clouds"
+            )
         if self.points:
             batch = chosen_points(batch, keys, self.points)
         if self.rotate:

@@ -187,7 +187,7 @@ def stream(
     if workers < 0:
         raise ValueError(f"`workers` must be >= 0, got {workers}")
     after = Augment(flip=True) if augment is True else augment or Augment()
-    if after.crop or after.window or after.rotate or after.jitter or after.points:
+    if after.crop or after.window or after.resized or after.rotate or after.jitter or after.points:
         raise ValueError(f"`augment` must have `flip` and `cutout` alone after a random resized crop, got {after}")
     schedule = Schedule(
         len(files), batch_size, shuffle=shuffle, seed=seed, drop_last=drop_last, rank=rank, world_size=world_size

@@ -27,12 +27,11 @@ SLOWLY = {"optimizer.lr": 0.01, "schedule": {"name": "constant"}}  # theirs in t
 PUBLISHED_SIZE, DOG_SIZE = 224, 112
 SMALL_DOGS = (
     f"the published schedule, but {DOG_SIZE}×{DOG_SIZE} instead of {PUBLISHED_SIZE}×{PUBLISHED_SIZE} images, which is "
-    "what the copy of Imagewoof used here has; crops are chosen here"
+    "what the copy of Imagewoof used here has"
 )
 CROPS = (
-    "crops of training: random 112×112 pixels of images enlarged to 128×128, and flips; the paper says nothing of "
-    "Imagewoof, and its code takes random parts of 8 to 100 %, at 224×224; tests see the center of 128×128, there of "
-    "256×256"
+    "training sees random parts of 8 to 100 % of an image, and flips, as in the published code, here of the central "
+    "128×128 pixels and at 112×112, there of all and at 224×224; tests see the center of 128×128, there of 256×256"
 )
 BEST = (
     "the paper's numbers may be of best epochs: the code published with it prints the highest accuracy and the highest "
@@ -62,13 +61,18 @@ BIAS = "the classifier has a bias, as torchvision's ResNet-18"
 
 
 def quick_cifar(recipe: Recipe) -> Recipe:
-    sizes = {"data.train_size": 2000, "data.test_size": 1000, "precision": "fp32"}
+    sizes = {"data.train_size": 2000, "data.test_size": 1000, "data.crop": "zero", "precision": "fp32"}
     return shorter(recipe, 1 / 15, **sizes, **{"model.options": {**recipe.model.options, "width": 16}})
 
 
 def quick_imagewoof(recipe: Recipe) -> Recipe:
     sizes = {"data.train_size": 1000, "data.test_size": 500, "precision": "fp32", "batch_size": 32}
-    small = {"data.image_size": 64, "data.workers": 2, "model.options": {**recipe.model.options, "width": 16}}
+    small = {
+        "data.image_size": 64,
+        "data.workers": 2,
+        "data.crop": "window",
+        "model.options": {**recipe.model.options, "width": 16},
+    }
     return shorter(recipe, 1 / 15, **sizes, **small)
 
 
@@ -101,15 +105,17 @@ def cifar10() -> Experiment:
         "projections-cifar10", "Projections before the classifier, CIFAR-10", SOURCE, "top1", cells,
         notes=(
             "32×32 images and a stem of one 3×3 convolution",
-            "crops of training: random 32×32 pixels of images padded with 4 black ones on each side, and flips; the "
-            "paper enlarges to 256×256, and its code takes random parts of 8 to 100 % of that, at 224×224",
+            "training sees random parts of 8 to 100 % of an image, and flips, as in the published code, which enlarges "
+            "to 256×256 before and takes them at 224×224, and tests at 256×256",
             BIAS, *NOTES,
             "other networks: projections-cifar10-networks",
         ),
         also=ALSO,
-        protocol="the published schedule, but 32×32 instead of 224×224 images, crops and a stem for them",
+        protocol="the published schedule, but 32×32 instead of 224×224 images and a stem for them",
         reduction=Reduction(
-            quick_cifar, "6 of 90 epochs on 2,000 images, tested on 1,000; 16 channels instead of 64 at the start; fp32"
+            quick_cifar,
+            "6 of 90 epochs on 2,000 images, tested on 1,000; 32×32 pixels of images padded with 4 black ones on each "
+            "side instead of parts of 8 to 100 %; 16 channels instead of 64 at the start; fp32",
         ),
         draws=(convergence, learned_radii),
     )  # fmt: skip
@@ -117,7 +123,7 @@ def cifar10() -> Experiment:
 
 def dogs(network: str, projection: str | None, **options: Any) -> Recipe:
     """A projected classifier on Imagewoof, whose images are decoded once."""
-    held = {"data.workers": 8, "data.image_size": DOG_SIZE, "data.crop": "window", "log.evaluate_every": 5}
+    held = {"data.workers": 8, "data.image_size": DOG_SIZE, "log.evaluate_every": 5}
     return projected("imagewoof", network, projection, **options).override(held)
 
 
@@ -131,8 +137,8 @@ def imagewoof() -> Experiment:
         also=ALSO, protocol=SMALL_DOGS,
         reduction=Reduction(
             quick_imagewoof,
-            "6 of 90 epochs on 1,000 images of 64×64 pixels in batches of 32, tested on 500; 16 channels instead of 64 "
-            "at the start; fp32",
+            "6 of 90 epochs on 1,000 images of 64×64 pixels in batches of 32, tested on 500; random 64×64 pixels of "
+            "73×73 instead of parts of 8 to 100 %; 16 channels instead of 64 at the start; fp32",
         ),
         draws=(convergence, learned_radii),
     )  # fmt: skip
@@ -172,14 +178,14 @@ def cifar10_networks() -> Experiment:
             "torchvision's networks; GoogLeNet without its auxiliary classifiers, VGG-11 without BatchNorm",
             "AlexNet and VGG-11, which have no BatchNorm, have lr 0.01 to the end, as in the published code: with the "
             "0.1 of the others they stay at chance",
-            "images are cropped at 32×32 out of 4 black pixels of padding, flipped and enlarged to 224×224; the paper "
-            "enlarges to 256×256, and its code takes random parts of 8 to 100 % of that, and tests at 256×256",
+            "training sees random parts of 8 to 100 % of an image, flipped and enlarged to 224×224, of 32×32 pixels "
+            "before; the published code enlarges to 256×256, takes such parts of that, and tests at 256×256",
             "in the published code DenseNet-121 has no BatchNorm before its projection; here it has",
             *NOTES[1:],
         ),
         also=ALSO, reduction=QUICK_NETWORKS, draws=(learned_radii,),
-        protocol="the published schedule, but crops before enlarging, and lr 0.01 to the end for AlexNet and VGG-11, "
-        "as the published code has it",
+        protocol="the published schedule, but parts of images before enlarging, and lr 0.01 to the end for AlexNet and "
+        "VGG-11, as the published code has it",
     )  # fmt: skip
 
 

@@ -22,9 +22,9 @@ class DataConfig(Section):
         train_size: samples for training, balanced over the classes; None is all of them. `test_size` likewise.
         points: the first so many points of each cloud; None is all of them.
         outliers: the share of each cloud's points, in training and in test, that random points replace once.
-        crop: of images in memory, see `Augment`; of image files, None streams random parts of 8 to 100 %, "window"
-            holds all in memory with 256/224 of `image_size` as their shorter side and cuts random squares out of the
-            central ones.
+        crop: of images in memory, "mirror" and "zero" are those of `Augment`; of image files, None streams random parts
+            of 8 to 100 %, "window" holds all in memory with 256/224 of `image_size` as their shorter side and cuts
+            random squares out of the central ones. "part" resizes random parts of 8 to 100 % of what is in memory.
         image_size: side of the images that come from files.
         workers: processes that decode streamed images, or threads that decode those held in memory.
     """
@@ -34,7 +34,7 @@ class DataConfig(Section):
     train_size: int | None = None
     test_size: int | None = None
     points: int | None = None
-    crop: Literal["mirror", "zero", "window"] | None = None
+    crop: Literal["mirror", "zero", "window", "part"] | None = None
     pad: int = 4
     flip: bool = False
     cutout: int = 0

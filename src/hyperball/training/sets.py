@@ -56,7 +56,7 @@ def load_set(
     return dataset
 
 
-WINDOW = "window"
+WINDOW, PART = "window", "part"
 MOST_BYTES = 16 * 2**30  # of image files that are held in memory
 FOR_IMAGES = ("crop", "flip", "cutout")
 FOR_POINTS = ("points", "outliers", "rotate", "jitter")
@@ -65,7 +65,7 @@ FOR_POINTS = ("points", "outliers", "rotate", "jitter")
 def check_kind(config: DataConfig, dataset: Dataset) -> None:
     """Refuse options of images for points, and the other way round."""
     if isinstance(dataset.train, Files):
-        for name, allowed in (("crop", (None, WINDOW)), ("pad", (DataConfig().pad,))):
+        for name, allowed in (("crop", (None, WINDOW, PART)), ("pad", (DataConfig().pad,))):
             if getattr(config, name) not in allowed:
                 raise RecipeError(
                     f"`data.{name}` is for images in memory, got {getattr(config, name)!r} for the files of "
@@ -88,7 +88,10 @@ def check_sizes(config: DataConfig, dataset: Dataset) -> None:
         limits = {"cutout": config.image_size}
     elif dataset.kind == "images":
         side = min(dataset.train.inputs.shape[-2:])
-        limits = {"cutout": side, **({"pad": side} if config.crop else {})}
+        limits = {"cutout": side, **({"pad": side} if config.crop in ("mirror", "zero") else {})}
+        if config.crop == PART and dataset.train.inputs.shape[-1] != dataset.train.inputs.shape[-2]:
+            shape = "×".join(map(str, dataset.train.inputs.shape[-2:]))
+            raise RecipeError(f'`data.crop` "part" is for square images, got {dataset.name} with {shape} pixels')
     else:
         limits = {"points": int(dataset.train.inputs.shape[1])}
     for name, limit in limits.items():
@@ -136,11 +139,12 @@ def condition_inputs(recipe: Recipe, dataset: Dataset, source: Source) -> dict[s
     return made
 
 
-def augmentation(config: DataConfig) -> Augment:
-    crop = None if config.crop == "window" else config.crop
+def augmentation(config: DataConfig, side: int) -> Augment:
+    """What is done to samples in training; `side` is that of the images that the network sees."""
+    crop = None if config.crop == "window" or config.crop == "part" else config.crop
     return Augment(
         crop=crop, pad=config.pad, flip=config.flip, cutout=config.cutout, rotate=config.rotate, jitter=config.jitter,
-        window=config.image_size if config.crop == WINDOW else 0,
+        window=side if config.crop == WINDOW else 0, resized=side if config.crop == PART else 0,
     )  # fmt: skip
 
 
@@ -262,24 +266,26 @@ def train_feed(recipe: Recipe, dataset: Dataset, device: torch.device, rank: int
         "shuffle": True, "seed": recipe.seed, "drop_last": True, "rank": rank, "world_size": world_size,
     }  # fmt: skip
     train = dataset.train
-    if isinstance(train, Files) and recipe.data.crop == WINDOW:
+    side = recipe.data.image_size if isinstance(train, Files) else int(train.inputs.shape[-1])
+    augment = augmentation(recipe.data, side)
+    if isinstance(train, Files) and recipe.data.crop in (WINDOW, PART):
         train = held_in_memory(train, recipe.data, dataset.name)
     if isinstance(train, Files):
-        options.update(size=recipe.data.image_size, workers=recipe.data.workers, device=device)
-        stream = data.stream(train, recipe.batch_size, augment=augmentation(recipe.data), **options)
+        options.update(size=side, workers=recipe.data.workers, device=device)
+        stream = data.stream(train, recipe.batch_size, augment=augment, **options)
         return StreamFeed(stream, share, device)
-    batches = Batches(train.to(device), recipe.batch_size, augment=augmentation(recipe.data), **options)
+    batches = Batches(train.to(device), recipe.batch_size, augment=augment, **options)
     channels_last = device.type == "cuda" and recipe.engine.channels_last
     return ResidentFeed(batches, share, torch.channels_last if channels_last else torch.contiguous_format)
 
 
 def held_in_memory(files: Files, config: DataConfig, name: str) -> Samples:
-    """The central squares of image files, out of which windows are cut."""
+    """The central squares of image files, out of which windows or parts are cut."""
     side = data.shorter_side(config.image_size)
     size = 3 * side**2 * len(files)
     if size > MOST_BYTES:
         raise RecipeError(
-            f'`data.crop` "window" would hold {size / 2**30:.0f} GiB of {name} in memory, more than '
+            f'`data.crop` "{config.crop}" would hold {size / 2**30:.0f} GiB of {name} in memory, more than '
             f"{MOST_BYTES / 2**30:.0f}; null streams random parts"
         )
     return data.decode(files, side, workers=config.workers)
