@@ -1,5 +1,7 @@
 """What tables say of their protocols, and the controls that stand beside the published cells."""
 
+import math
+
 import pytest
 import torch
 
@@ -250,6 +252,20 @@ def test_controls_of_the_learning_rate_differ_from_their_rows_in_nothing_else():
         assert entry.recipe.override({"optimizer.lr": 0.001}) == plain.recipe
         assert entry.conditions == plain.conditions
     assert not any("learning rate" in entry.row for entry in trained("pooling-outliers").entries)
+
+
+def test_a_slower_c_moves_at_first_as_one_behind_a_softplus():
+    rows = {entry.row: entry for entry in trained("pooling-test-outliers").entries}
+    raw = torch.tensor(math.log(math.e - 1), dtype=torch.float64, requires_grad=True)
+    c = torch.nn.functional.softplus(raw)
+    c.backward()
+    assert float(c.detach()) == pytest.approx(1.0)
+    for penalty in ("pseudo_huber", "huber", "welsch"):
+        plain, slower = rows[f"{penalty} adaptive"], rows[f"{penalty} adaptive, c at 0.4 of the rate"]
+        assert (slower.kind, slower.published, slower.conditions) == ("control", None, plain.conditions)
+        assert slower.recipe.override({"optimizer.radius_lr": None}) == plain.recipe
+        # dc = (dc/draw)²·rate·grad behind a softplus, and rate·grad for log c at c = 1
+        assert slower.recipe.optimizer.radius_lr == pytest.approx(float(raw.grad) ** 2 * plain.recipe.optimizer.lr)
 
 
 def test_networks_that_normalize_nothing_have_a_lower_rate_to_the_end():
