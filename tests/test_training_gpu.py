@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from hyperball import data
-from hyperball.training import NonFiniteError, Recipe, load_model, read_metrics, train
+from hyperball.training import NonFiniteError, Recipe, evaluate, load_model, read_metrics, train
 from hyperball.training.step import Step
 
 pytestmark = pytest.mark.gpu
@@ -25,6 +25,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "regularizers.weighted_gradients": "update", "schedule.name": "cosine", "schedule.warmup": 0.5,
     },
     "adversarial": {"adversarial.method": "fast"},
+    "parts of images": {"data.crop": "part"},
     "linear, smoothed": {"model.magnitude": "linear", "regularizers.label_smoothing": 0.1},
 }  # fmt: skip
 
@@ -119,3 +120,19 @@ def test_every_precision_learns(precision: str, tmp_path: Path) -> None:
     )
     assert curve[-1] < curve[0] / 2
     assert engine["captured"] == (precision != "fp16")
+
+
+def test_a_captured_test_sees_the_inputs_of_each_condition(tmp_path: Path) -> None:
+    """A graph reads memory at fixed addresses, into which the inputs of conditions are copied."""
+    clouds = Recipe().override({
+        "data.name": "clouds", "data.train_size": 160, "data.test_size": 60, "data.points": 64, "model.name": "points",
+        "model.pool": "huber", "batch_size": 32, "epochs": 3, "optimizer.lr": 0.02,
+        "log.conditions": {"half": {"outliers": 0.5}, "few": {"outliers": 0.1}},
+    })  # fmt: skip
+    record = train(clouds, tmp_path)
+    assert record.engine["evaluation_captured"], record.engine
+    for name, changes in clouds.log.conditions.items():
+        alone = evaluate(tmp_path, data=clouds.data.override(changes))
+        assert record.results["conditions"][name]["last"]["top1"] == pytest.approx(alone.top1, abs=0.02)
+        assert record.results["conditions"][name]["last"]["loss"] == pytest.approx(alone.loss, rel=1e-3)
+    assert record.results["last"]["loss"] == pytest.approx(evaluate(tmp_path).loss, rel=1e-3)
