@@ -90,11 +90,32 @@ def test_the_best_epoch_under_a_condition_stands_beside_the_last_one(tiny, tmp_p
     assert outliers.values == pytest.approx([100 * (1 - found["last"]["top1"]) for found in held])
     assert outliers.best == pytest.approx([100 * (1 - found["best"]["top1"]) for found in held])
     assert all(best <= last for best, last in zip(outliers.best, outliers.values, strict=True))
+    other = replace(longer.entries[0], conditions={"50 %": {"outliers": 0.4}})
+    assert compare(replace(longer, entries=(other,)), jobs)[1].best == ()  # which were not the outliers of its epochs
     finished = [Finished(longer.entries[0], job.cell.seed, job.folder) for job in jobs]
     (series,) = under_conditions(finished)["under-50"]["series"]
     assert series["x"] == [1, 2, 3]
     ends = [100 * found["last"]["top1"] for found in held]
     assert series["y"][-1] == pytest.approx(sum(ends) / 2, rel=1e-4)
+
+
+@pytest.mark.parametrize("under", [None, {}, {"50 %": {}}], ids=str)
+def test_a_record_without_a_best_epoch_under_a_condition_is_compared(under, tiny, tmp_path: Path):
+    job = jobs_of(tiny, [0], tmp_path)[0]
+    record = train(job.cell.recipe, job.folder)
+    pass_tests(tiny, job)
+    replace(record, results={**record.results, "conditions": under}).write(job.folder)
+    _, outliers, _ = compare(tiny, jobs_of(tiny, [0], tmp_path))
+    assert (len(outliers.values), outliers.best) == (1, ())
+
+
+@pytest.mark.parametrize("under", [0, [], "", False, {"50 %": 3}, {"50 %": {"best": {"top1": 7.0}}}], ids=str)
+def test_a_record_with_odd_conditions_is_named_and_left_out(under, tiny, tmp_path: Path, capsys):
+    job = jobs_of(tiny, [0], tmp_path)[0]
+    record = train(job.cell.recipe, job.folder)
+    replace(record, results={**record.results, "conditions": under}).write(job.folder)
+    assert compare(tiny, jobs_of(tiny, [0], tmp_path))[0].values == ()
+    assert "results.conditions" in capsys.readouterr().err
 
 
 def test_networks_whose_epochs_were_not_tested_have_no_best_epoch_under_a_condition(tiny, tmp_path: Path):

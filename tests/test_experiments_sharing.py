@@ -58,6 +58,31 @@ def test_a_run_of_another_recipe_or_without_the_lengths_that_are_asked_for_is_no
     assert not job.folder.exists()
 
 
+HALF, FEW = {"outliers": 0.5}, {"outliers": 0.1}
+
+
+@pytest.mark.parametrize(
+    "tested, asked, fits",
+    [
+        ({"50 %": HALF, "10 %": FEW}, {"50 %": HALF}, True),
+        ({"50 %": HALF}, {}, True),
+        ({}, {"50 %": HALF}, False),
+        ({"50 %": FEW}, {"50 %": HALF}, False),
+        ({"10 %": HALF}, {"50 %": HALF}, False),
+    ],
+    ids=["more", "none asked", "none tested", "others", "other names"],
+)
+def test_a_run_is_taken_over_if_its_epochs_were_tested_as_is_asked(first, tmp_path, tested, asked, fits):
+    for name in ("recipe.json", "record.json"):
+        tree = json.loads((first.folder / name).read_text())
+        held = tree if name == "recipe.json" else tree["recipe"]
+        held["log"]["conditions"] = tested
+        write_json(first.folder / name, tree)
+    _, job = other_job(tmp_path, **{"log.conditions": asked})
+    assert bool(take_over([job], tmp_path / "other-paper")) == fits
+    assert job.folder.exists() == fits
+
+
 def test_a_cell_that_has_begun_and_a_record_that_is_broken_are_left_alone(first, tmp_path):
     _, job = other_job(tmp_path)
     job.folder.mkdir(parents=True)

@@ -17,6 +17,7 @@ from report_cases import (
 
 from hyperball.experiments.markdown import attack_cell
 from hyperball.experiments.reproduce import Comparison
+from hyperball.experiments.text import part_of
 from hyperball.report import read_folder
 from hyperball.report.kinds import Published, RobustCell
 from hyperball.report.sections.join import Joined
@@ -195,7 +196,7 @@ def test_the_best_epoch_under_a_condition_stands_beside_the_last_of_all_seeds(tm
     assert (half.seeds, half.doubts, half.variant) == (2, (), "")
     assert len(clean.best) == 2
     details = section_of(tmp_path, table="pools").tables[-1]
-    assert [cell.text for cell in column(details, "best epoch")][-1] == "52.00"
+    assert [cell.text for cell in column(details, "best epoch")][-1] == "52.00 [1 of 2]"
 
 
 def test_runs_that_differ_in_what_they_log_are_averaged(tmp_path):
@@ -206,9 +207,51 @@ def test_runs_that_differ_in_what_they_log_are_averaged(tmp_path):
     assert len(one.runs) == 2
 
 
-@pytest.mark.parametrize("under", [3, {"half": {"best": {"top1": 52.0}}}], ids=["number", "percent"])
+ODD = [
+    3, [], "x", False, {"half": None}, {"half": 3}, {"half": {"best": 3}}, {"half": {"last": [1]}},
+    {"half": {"best": {"top1": "0.5"}}}, {"half": {"best": {"top1": True}}}, {"half": {"best": {"top1": 52.0}}},
+    {"half": {"last": {"top1": -1.0}}}, {"half": {"best": {"loss": 1e400}}}, {"half": {"best": {"deep": {}}}},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("under", ODD, ids=str)
 def test_a_record_with_odd_conditions_is_named_and_left_out(under, tmp_path):
     make_tested(tmp_path, under=under)
     (left,) = read_folder(tmp_path).left_out
     assert "seed-1" in left.path
     assert "conditions" in left.reason
+
+
+@pytest.mark.parametrize("under", [None, {}, {"half": {}}, {"half": {"best": {"top1": None}}}], ids=str)
+def test_a_record_may_have_no_best_epoch_under_a_condition(under, tmp_path):
+    make_tested(tmp_path, under=under)
+    found = read_folder(tmp_path)
+    assert not found.left_out
+    (table,) = found.of(Published)
+    assert Joined(table, found.runs).lines[1].best == ()
+
+
+def test_a_best_epoch_of_fewer_seeds_says_so(tmp_path):
+    make_tested(tmp_path, seeds=3)
+    details = section_of(tmp_path, table="pools").tables[-1]
+    assert [cell.text for cell in column(details, "best epoch")][-1] == "52.00 [1 of 3]"
+    assert part_of((52.0,), 3) == "52.00 [1 of 3]"
+    assert part_of((52.0, 54.0), 2) == "53.00"
+    assert part_of((), 2) == "–"
+
+
+def test_of_copies_the_run_that_was_tested_most_is_kept(tmp_path):
+    plain, tested = make_run(tmp_path / "a"), make_run(tmp_path / "b", log__conditions={"half": {"outliers": 0.5}})
+    tree = json.loads((tested / "record.json").read_text())
+    tree["results"]["conditions"] = UNDER
+    write(tested / "record.json", tree)
+    found = read_folder(tmp_path)
+    assert [run.folder for run in found.runs] == [tested]
+    (left,) = found.left_out
+    assert (left.path, left.reason.partition(" (")[0]) == (plain.name, "a copy of b")
+
+
+def test_runs_that_choose_among_other_epochs_are_not_averaged(tmp_path):
+    for seed, every in enumerate((1, 5)):
+        make_run(tmp_path / f"run-{seed}", seed=seed, log__evaluate_every=every)
+    assert len(group(read_folder(tmp_path).runs)) == 2

@@ -8,7 +8,9 @@ import torch
 from training_cases import losses, same, weights
 
 from hyperball import data
-from hyperball.training import Recipe, RecipeError, evaluate, resume, train
+from hyperball.experiments.broken import odd_results
+from hyperball.training import Recipe, RecipeError, evaluate, resume, sets, train
+from hyperball.training.evaluation import Evaluator
 from hyperball.training.files import FileError, read_tree, write_json
 from hyperball.training.record import Record, read_metrics
 
@@ -71,6 +73,19 @@ def test_a_set_that_is_given_is_not_written_to(tmp_path: Path):
     assert torch.equal(given.test.inputs, before)
 
 
+def test_logits_that_are_not_finite_under_a_condition_are_noted_once(tmp_path: Path, monkeypatch):
+    whole = Evaluator.measure_under
+
+    def broken(self, condition):
+        return replace(whole(self, condition), nonfinite=3 if condition == "half" else 0)
+
+    monkeypatch.setattr(Evaluator, "measure_under", broken)
+    record = train(recipe(**TESTED, epochs=2), tmp_path)
+    assert [note for note in record.notes if "finite" in note] == [
+        "some logits under the condition 'half' are not finite"
+    ]
+
+
 def test_averaged_weights_are_what_further_tests_see(tmp_path: Path):
     record = train(recipe(**TESTED, **{"regularizers.ema": 0.9}), tmp_path)
     alone = evaluate(tmp_path, data=recipe().data.override(HALF))
@@ -80,8 +95,7 @@ def test_averaged_weights_are_what_further_tests_see(tmp_path: Path):
 
 def test_a_resumed_run_remembers_the_best_epoch_before_its_stop(tmp_path: Path):
     whole = train(recipe(**TESTED), tmp_path / "whole")
-    max((tmp_path / "whole" / "checkpoints").iterdir()).unlink()
-    (tmp_path / "whole" / "record.json").unlink()
+    without_the_last_epoch(tmp_path / "whole")
     again = resume(tmp_path / "whole")
     assert any("resumed" in note for note in again.notes)
     assert again.results == whole.results
@@ -96,6 +110,7 @@ def test_a_finished_run_is_not_begun_anew_for_further_tests(tmp_path: Path):
 REFUSED = {
     "no mapping": (3, "must map fields of `data` to other values"),
     "nothing": ({}, "must map fields of `data` to other values"),
+    "names that are no texts": ({50: 0.5}, "must map fields of `data` to other values"),
     "an unknown field": ({"outlier": 0.5}, "unknown key `data.outlier`; did you mean 'outliers'?"),
     "a wrong value": ({"outliers": 2.0}, "`data.outliers` must be a share in [0, 1)"),
     "what acts on training": ({"rotate": True}, "`data.rotate` acts on training alone"),
@@ -114,6 +129,20 @@ def test_what_is_no_condition_is_refused_by_name(case, tmp_path: Path):
     assert not (tmp_path / "run").exists()
 
 
+def test_a_condition_without_a_name_is_refused():
+    with pytest.raises(RecipeError, match=r"`log\.conditions\.` must map"):
+        recipe(**{"log.conditions": {"": HALF}})
+
+
+def test_a_set_is_read_once_for_all_conditions(tmp_path: Path, monkeypatch):
+    read = []
+    monkeypatch.setattr(
+        sets.data, "load", lambda *given, load=data.load, **more: read.append(given) or load(*given, **more)
+    )
+    train(recipe(**TESTED, epochs=1), tmp_path)
+    assert len(read) == 1
+
+
 def test_image_files_have_no_conditions(tmp_path: Path):
     from test_training_sets import write_images
 
@@ -129,7 +158,10 @@ def test_image_files_have_no_conditions(tmp_path: Path):
     [
         (3, "`results.conditions` must map names to results"),
         ({"half": 0.5}, "`results.conditions` must map names to results"),
-        ({"half": {"best": {"top1": "0.5"}}}, "`results.conditions.half.best.top1` must be a number"),
+        ([], "`results.conditions` must map names to results"),
+        ({"half": {"best": 3}}, "`results.conditions.'half'.best` must hold metrics, got 3"),
+        ({"half": {"best": {"top1": "0.5"}}}, "`results.conditions.'half'.best.top1` must be a number"),
+        ({"a\n" * 500: {"best": 3}}, "must hold metrics"),
     ],
 )
 def test_a_record_with_odd_conditions_is_refused(under, words, tmp_path: Path):
@@ -139,9 +171,40 @@ def test_a_record_with_odd_conditions_is_refused(under, words, tmp_path: Path):
     with pytest.raises(FileError) as raised:
         Record.read(tmp_path)
     assert words in str(raised.value)
+    assert "\n" not in str(raised.value)
+    assert len(str(raised.value)) < 300
 
 
-def test_a_record_without_conditions_is_read_as_before(tmp_path: Path):
+@pytest.mark.parametrize("changes", [{}, {"conditions": None}], ids=["absent", "null"])
+def test_a_record_may_have_no_conditions(changes, tmp_path: Path):
     record = train(recipe(epochs=1), tmp_path)
-    replace(record, results={**record.results}).write(tmp_path)
-    assert Record.read(tmp_path).results == record.results
+    replace(record, results={**record.results, **changes}).write(tmp_path)
+    assert Record.read(tmp_path).results == {**record.results, **changes}
+    assert odd_results(Record.read(tmp_path).results) == ""
+
+
+def without_the_last_epoch(folder: Path) -> None:
+    max((folder / "checkpoints").iterdir()).unlink()
+    (folder / "record.json").unlink()
+
+
+def test_a_run_that_goes_on_with_other_conditions_forgets_those_of_before(tmp_path: Path):
+    train(recipe(**TESTED), tmp_path)
+    without_the_last_epoch(tmp_path)
+    again = train(
+        recipe(**{"log.conditions": {"half": {"outliers": 0.9}, "few": FEW, "more": HALF}}), tmp_path, resume=True
+    )
+    under = again.results["conditions"]
+    assert set(under) == {"half", "few", "more"}
+    for name in ("half", "more"):
+        assert under[name]["best"] == under[name]["last"]
+        assert any(f"the condition {name!r} is tested from step 24 on" in note for note in again.notes)
+    lines = evaluations(tmp_path)
+    assert under["few"]["best"]["top1"] == max(line["conditions"]["few"] for line in lines)
+    assert not any("'few'" in note for note in again.notes)
+
+
+def test_a_run_that_goes_on_without_conditions_has_none(tmp_path: Path):
+    train(recipe(**TESTED), tmp_path)
+    without_the_last_epoch(tmp_path)
+    assert "conditions" not in train(recipe(), tmp_path, resume=True).results

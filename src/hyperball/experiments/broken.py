@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperball.training.files import FileError
-from hyperball.training.record import DIVERGED, RECORD, Record
+from hyperball.training.record import DIVERGED, RECORD, Record, all_results
 
 SHARES = ("top1", "top5")
 LARGEST = 1e100  # what lies beyond is no measurement
@@ -48,9 +48,10 @@ def odd_results(results: Any) -> str:
     """Why something is not what a finished run's record has as results; "" where it is."""
     if not isinstance(results, Mapping):
         return f"`results` must be a mapping, got {results!r}"
-    named = {which: results.get(which) for which in ("last", "best", "first_epoch")}
-    for name, held in (results.get("conditions") or {}).items():
-        named |= {f"conditions.{name}.{which}": metrics for which, metrics in held.items()}
+    try:
+        named = all_results(results)
+    except FileError as error:
+        return str(error)
     for which, metrics in named.items():
         problem = odd_number(metrics) if metrics is not None else ""
         for name in SHARES:

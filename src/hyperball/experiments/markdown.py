@@ -25,7 +25,7 @@ from hyperball.experiments.runtime import head_of, row_of
 from hyperball.experiments.scales import SCALES, Scale
 from hyperball.experiments.table import Experiment
 from hyperball.experiments.tables import TABLES, is_part
-from hyperball.experiments.text import spread
+from hyperball.experiments.text import part_of, spread
 from hyperball.rows import nearest
 from hyperball.training.files import FileError, read_tree
 from hyperball.training.record import RECORD
@@ -238,7 +238,7 @@ def difference_words(found: Found, line: Comparison) -> str:
 
 
 def detail_row(line: Comparison, difference: str) -> tuple[str, ...]:
-    best = f"{statistics.fmean(line.best):.2f}" if line.best else "–"
+    best = part_of(line.best, len(line.values))
     paper = "–" if line.published is None else str(line.published)
     also = [beside(values, line.published_also.get(name)) for name, values in line.also.items()]
     return (

@@ -63,7 +63,7 @@ def under_conditions(finished: Sequence[Finished]) -> Mapping[str, dict[str, Any
     names = dict.fromkeys(name for run in finished for name in run.entry.recipe.log.conditions)
     drawn = {
         f"under-{slug(name)}": curves(
-            f"Under {name} of outliers", "epoch", "test accuracy, %",
+            f"Test accuracy, {name}", "epoch", "test accuracy, %",
             series_of(finished, "evaluation", "epoch", partial(accuracy_under, name)),
         )
         for name in names
@@ -73,7 +73,7 @@ def under_conditions(finished: Sequence[Finished]) -> Mapping[str, dict[str, Any
 
 def accuracy_under(condition: str, line: Line) -> float | None:
     found = line.get("conditions", {}).get(condition)
-    return None if found is None else 100 * found
+    return 100 * found if is_number(found) else None
 
 
 def learned_radii(finished: Sequence[Finished]) -> Mapping[str, dict[str, Any]]:

@@ -17,10 +17,10 @@ from hyperball.experiments.robust_numbers import attacked_numbers
 from hyperball.experiments.runners import Job, reason_of, recipe_in
 from hyperball.experiments.scales import Scale
 from hyperball.experiments.table import Entry, Experiment, cell_name
-from hyperball.experiments.text import NOTHING, columns, spread
+from hyperball.experiments.text import NOTHING, columns, part_of, spread
 from hyperball.training.fields import RecipeError
 from hyperball.training.files import FileError
-from hyperball.training.record import METRICS, RECORD, Record, read_metrics, thinned
+from hyperball.training.record import CONDITIONS, METRICS, RECORD, Record, read_metrics, thinned
 from hyperball.verdicts import CHANCE, LOST, better, ends_at_chance, in_order, order_words
 
 CURVE = 60  # evaluations that a record keeps
@@ -158,7 +158,8 @@ def counts(job: Job) -> bool:
 
 def compared(experiment: Experiment, entry: Entry, ended: Sequence[Job]) -> list[Comparison]:
     """The comparisons of one entry: the test set as it is, then under each condition."""
-    whole = [(job, {} if job.diverged else Record.read(job.folder).results) for job in ended]
+    read = {job.cell.seed: Record.read(job.folder) for job in ended if not job.diverged}
+    whole = [(job, {} if job.diverged else read[job.cell.seed].results) for job in ended]
     diverged = tuple(job.cell.seed for job, results in whole if job.diverged or guesses(job, results))
     kept = [(job, results) for job, results in whole if results and job.cell.seed not in diverged]
     done, records = [job for job, _ in kept], [results for _, results in kept]
@@ -175,7 +176,8 @@ def compared(experiment: Experiment, entry: Entry, ended: Sequence[Job]) -> list
     for condition in entry.conditions:
         held = [(seed, found[condition]) for seed, found in tested if condition in found]
         results = [found for _, found in held]
-        epochs = [found for one in records if (found := best_under(one, condition))]
+        changes = entry.conditions[condition]
+        epochs = [found for seed, _ in held if (found := best_under(read[seed], condition, changes))]
         lines.append(
             Comparison(
                 entry.row, f"{entry.column}, {condition}", entry.published_conditions.get(condition),
@@ -201,9 +203,11 @@ def compared(experiment: Experiment, entry: Entry, ended: Sequence[Job]) -> list
     return lines
 
 
-def best_under(results: Mapping[str, Any], condition: str) -> dict[str, Any]:
-    """The best epoch under a condition, where every evaluation tested that; nothing where none did."""
-    found: dict[str, Any] = results.get("conditions", {}).get(condition, {}).get("best", {})
+def best_under(record: Record, condition: str, changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The best epoch under a condition, where every evaluation tested that very one; nothing where none did."""
+    if record.recipe.get("log", {}).get(CONDITIONS, {}).get(condition) != dict(changes):
+        return {}
+    found: dict[str, Any] = (record.results.get(CONDITIONS) or {}).get(condition, {}).get("best", {})
     return found
 
 
@@ -245,7 +249,7 @@ def pairs_in_order(lines: Sequence[Comparison]) -> tuple[int, int]:
 
 def told(line: Comparison, differs: bool) -> tuple[str, ...]:
     """The texts of one line, with its difference to the paper's where it `differs`."""
-    best = f"{statistics.fmean(line.best):.2f}" if line.best else NOTHING
+    best = part_of(line.best, len(line.values))
     paper = NOTHING if line.published is None else str(line.published)
     difference = NOTHING if line.difference is None or not differs else f"{line.difference:+.2f}"
     also = (f"{statistics.fmean(found):.2f}" if found else NOTHING for found in line.also.values())

@@ -22,20 +22,24 @@ def take_over(jobs: Iterable[Job], out: Path) -> list[str]:
     known = finished_beside(out) if waiting else {}
     said = []
     for job in waiting:
-        source = known.get(key_of(job.cell.recipe.to_dict()))
+        asked = job.cell.recipe
+        held = known.get(key_of(asked.to_dict()), [])
+        source = next((folder for folder, tested in held if asked.log.conditions.items() <= tested.items()), None)
         if source is not None and copied(source, job):
             said.append(f"{job.cell.name}: taken over from {source}")
     return said
 
 
-def finished_beside(out: Path) -> dict[str, Path]:
-    """The folders of finished runs of other tables, by their recipes."""
-    found: dict[str, Path] = {}
+def finished_beside(out: Path) -> dict[str, list[tuple[Path, dict[str, Any]]]]:
+    """The folders of finished runs of other tables, and what their evaluations tested further, by their recipes."""
+    found: dict[str, list[tuple[Path, dict[str, Any]]]] = {}
     for path in sorted(out.parent.glob(f"*/*/seed-*/{RECORD}")):
         if not path.is_relative_to(out):
             try:
-                found.setdefault(key_of(read_tree(path.parent / RECIPE)), path.parent)
-            except (FileError, AttributeError, KeyError, TypeError):
+                tree = read_tree(path.parent / RECIPE)
+                tested = dict(tree["log"].get("conditions", {}))
+                found.setdefault(key_of(tree), []).append((path.parent, tested))
+            except (FileError, AttributeError, KeyError, TypeError, ValueError):
                 continue
     return found
 

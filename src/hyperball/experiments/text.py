@@ -28,6 +28,14 @@ def spread(values: Sequence[float], diverged: int = 0, digits: int = 2) -> str:
     return f"{told} ({diverged} {DIVERGED})" if diverged else told
 
 
+def part_of(values: Sequence[float], count: int, digits: int = 2) -> str:
+    """The mean of what so many networks have, and of how many where some lack it: "52.00 [1 of 3]"."""
+    if not values:
+        return NOTHING
+    told = f"{statistics.fmean(values):.{digits}f}"
+    return told if len(values) >= count else f"{told} [{len(values)} of {count}]"
+
+
 def far_apart(budgets: Sequence[float]) -> bool:
     """Whether the largest of some budgets is more than 1.5 times the smallest: their mean is that of no network."""
     return max(budgets) > APART * min(budgets)

@@ -87,11 +87,14 @@ def add_record(found: Found, path: Path) -> None:
 
 
 def drop_copies_of_runs(found: Found) -> None:
-    """Keep the first of runs with one recipe, seed and results in a cell, so that a copy is no further seed."""
+    """Keep one of runs with one recipe, seed and results in a cell, so that a copy is no further seed.
+
+    It is the first of those that were tested most.
+    """
     tables = {record.folder for record in found.of(Published)}
     kept: dict[tuple[str, ...], Run] = {}
     copies: dict[Path, Run] = {}
-    for run in found.runs:
+    for run in sorted(found.runs, key=lambda run: -run.tested):
         results = json.dumps(run.results, sort_keys=True)
         key = (cell_of(run, tables), run.scale, run.status, protocol(run.recipe), clipped(run.seed), results)
         first = kept.setdefault(key, run)

@@ -88,6 +88,11 @@ class Run:
         return self.status not in (UNFINISHED, DIVERGED)
 
     @property
+    def tested(self) -> int:
+        """How many further numbers there are, of conditions and of best epochs under them."""
+        return len(self.measured) + len(self.best_under)
+
+    @property
     def diverged(self) -> bool:
         """Whether it came to an end without one: the network did not converge, which is a result too."""
         return self.status == DIVERGED
@@ -265,15 +270,26 @@ def measured_conditions(path: Path) -> dict[str, dict[str, float]]:
 
 def best_epochs(results: Mapping[str, Any]) -> dict[str, dict[str, float]]:
     """The best epoch's numbers under every condition that a run's evaluations tested."""
-    under = mapping(results, "conditions", RECORD) if results.get("conditions") else {}
-    found = {
-        clipped(key): numbers(held["best"])
-        for key, held in under.items()
-        if isinstance(held, dict) and isinstance(held.get("best"), dict)
-    }
-    for key, held in found.items():
-        check_shares({f"results.conditions.{key}.{name}": held[name] for name in SHARES if name in held}, RECORD)
+    found = {}
+    for key, held in mapping({"conditions": {}, **drop_nothing(results)}, "conditions", RECORD).items():
+        about = f"results.conditions.{clipped(key)}"
+        for which, metrics in mapping({about: held}, about, RECORD).items():
+            check_metrics(metrics, f"{about}.{clipped(which)}")
+        if "best" in held:
+            found[clipped(key)] = numbers(held["best"])
     return found
+
+
+def drop_nothing(tree: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in tree.items() if value is not None}
+
+
+def check_metrics(metrics: Any, about: str) -> None:
+    """Refuse what does not map names to numbers or nothing, and accuracies that are none."""
+    held = drop_nothing(metrics) if isinstance(metrics, dict) else {"": None}
+    if not all(map(is_number, held.values())):
+        raise RecordError(f"{RECORD}: `{about}` must hold numbers, got {shown(metrics)}")
+    check_shares({f"{about}.{name}": held[name] for name in SHARES if name in held}, RECORD)
 
 
 def has_nonfinite(last: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ FAMILIES = (
     "linf_ball", "linf_sphere",
 )  # fmt: skip
 OF_A_SEED = ("seed", "start.weights")  # the weights that a run began with are those of its own seed
-LOGGED = "log."  # how often a run speaks and saves, and what else it tests
+LOGGED, CHOOSES = "log.", "log.evaluate_every"  # of what a run logs, among how many epochs the best is chosen
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def one_a_seed(runs: Sequence[Run]) -> tuple[tuple[Run, ...], tuple[Doubt, ...]]
         seeds.setdefault(clipped(run.seed), []).append(run)
     kept, doubts = [], []
     for seed, held in seeds.items():
-        first, *others = sorted(held, key=lambda run: (not run.is_finished, not run.diverged))
+        first, *others = sorted(held, key=lambda run: (not run.is_finished, not run.diverged, -run.tested))
         kept.append(first)
         for other in others:
             if other.status != UNFINISHED and other.results != first.results:
@@ -149,7 +149,7 @@ def protocol(recipe: dict[str, Any]) -> str:
 
 def counts(key: str) -> bool:
     """Whether runs that differ in a field of their recipes are different ones."""
-    return key not in OF_A_SEED and not key.startswith(LOGGED)
+    return key == CHOOSES or (key not in OF_A_SEED and not key.startswith(LOGGED))
 
 
 def differing(trees: Sequence[dict[str, Any]]) -> list[str]:

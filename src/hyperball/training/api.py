@@ -20,7 +20,7 @@ from hyperball.training.progress import Progress, Silent
 from hyperball.training.recipe import Recipe
 from hyperball.training.record import CHECKPOINTS, RECIPE, RECORD, Record, write_recipe
 from hyperball.training.sections import DataConfig
-from hyperball.training.sets import Source, condition_inputs, for_evaluation, load_set
+from hyperball.training.sets import Source, condition_inputs, for_evaluation, held_source, load_set
 
 
 def train(
@@ -49,7 +49,7 @@ def train(
         return Record.read(folder)
     with settings(recipe):
         engine = build_engine(recipe, accelerator, devices)
-        source = Source(data_root, download, dataset)
+        source = held_source(recipe, Source(data_root, download, dataset))
         found = load_set(recipe.data, source)
         conditions = condition_inputs(recipe, found, source)
         listener = progress if progress and engine.is_first else Silent()

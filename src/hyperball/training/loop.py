@@ -162,6 +162,19 @@ class Run:
             self.results["first_epoch"] = self.results["last"]
         for name, found in under.items():
             self.note_result(self.results.setdefault("conditions", {}).setdefault(name, {}), found)
+            odd = f"some logits under the condition {name!r} are not finite"
+            if found.nonfinite and odd not in self.notes:
+                self.note(odd)
+
+    def forget_other_conditions(self, known: Mapping[str, Any]) -> None:
+        """Drop results of conditions that are asked for no more, or otherwise, and say which are new."""
+        asked = self.recipe.log.conditions
+        same = {name for name, changes in asked.items() if known.get(name) == changes}
+        under = {name: held for name, held in self.results.pop("conditions", {}).items() if name in same}
+        if under:
+            self.results["conditions"] = under
+        for name in asked.keys() - under.keys():
+            self.note(f"the condition {name!r} is tested from step {self.step} on: its best epoch is of those alone")
 
     def note_result(self, results: dict[str, Any], metrics: Metrics) -> None:
         """The last result, and the best by test accuracy."""
@@ -341,6 +354,7 @@ class Run:
         self.seconds = dict(info["seconds"])
         self.notes = list(info["notes"])
         self.note(f"resumed at step {self.step}")
+        self.forget_other_conditions(info["recipe"].get("log", {}).get("conditions", {}))
         for text in changes(info["environment"], environment(self.engine.device, self.engine.world_size)):
             self.note(text)
 

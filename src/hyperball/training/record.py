@@ -6,10 +6,11 @@ import functools
 import json
 import os
 import platform
+import reprlib
 import resource
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
@@ -25,6 +26,7 @@ PACKAGES = ("torch", "numpy", "lightning-fabric", "safetensors", "torchvision", 
 RECORD, RECIPE, METRICS, CHECKPOINTS = "record.json", "recipe.json", "metrics.jsonl", "checkpoints"
 FORMAT = 1
 FINISHED, DIVERGED = "finished", "diverged"
+CONDITIONS = "conditions"
 Item = TypeVar("Item")
 
 
@@ -79,14 +81,27 @@ def check_results(results: Any) -> None:
     last = results.get("last") if isinstance(results, dict) else None
     if not isinstance(last, dict) or "top1" not in last:
         raise FileError("`results.last` must hold an evaluation's metrics; remove the file to resume the run")
-    under = results.get("conditions") or {}
-    if not isinstance(under, dict) or not all(isinstance(held, dict) for held in under.values()):
-        raise FileError(f"`results.conditions` must map names to results, got {under!r}")
-    tested = {f"conditions.{name}.{which}": held[which] for name, held in under.items() for which in held}
-    for which, metrics in {**results, "conditions": None, **tested}.items():
+    for which, metrics in all_results(results).items():
         for name, value in metrics.items() if isinstance(metrics, dict) else ():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-                raise FileError(f"`results.{which}.{name}` must be a number, got {value!r}")
+                raise FileError(f"`results.{which}.{name}` must be a number, got {reprlib.repr(value)}")
+
+
+def all_results(results: Mapping[str, Any]) -> dict[str, Any]:
+    """The metrics of results by their names, those under conditions behind the others: "conditions.'50 %'.best"."""
+    found = {which: metrics for which, metrics in results.items() if which != CONDITIONS}
+    under = results.get(CONDITIONS)
+    if under is None:
+        return found
+    if not isinstance(under, dict) or not all(isinstance(held, dict) for held in under.values()):
+        raise FileError(f"`results.{CONDITIONS}` must map names to results, got {reprlib.repr(under)}")
+    for name, held in under.items():
+        for which, metrics in held.items():
+            told = f"{CONDITIONS}.{reprlib.repr(name)}.{reprlib.repr(which)[1:-1]}"
+            if not isinstance(metrics, dict):
+                raise FileError(f"`results.{told}` must hold metrics, got {reprlib.repr(metrics)}")
+            found[told] = metrics
+    return found
 
 
 def has_diverged(run_dir: str | Path) -> bool:

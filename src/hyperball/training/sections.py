@@ -358,7 +358,8 @@ class LogConfig(Section):
 
     def check(self) -> None:
         for name, changes in self.conditions.items():
-            if not isinstance(changes, dict) or not changes:
+            fields = changes if isinstance(changes, dict) else {}
+            if not name or not fields or not all(isinstance(key, str) for key in fields):
                 raise RecipeError(
                     f"`log.conditions.{name}` must map fields of `data` to other values, such as "
                     f'{{"outliers": 0.5}}, got {changes!r}'

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 from torch import Tensor
@@ -56,7 +56,8 @@ def load_set(
     return dataset
 
 
-WINDOW, PART = "window", "part"
+WINDOW: Final = "window"
+PART: Final = "part"
 MOST_BYTES = 16 * 2**30  # of image files that are held in memory
 FOR_IMAGES = ("crop", "flip", "cutout")
 FOR_POINTS = ("points", "outliers", "rotate", "jitter")
@@ -114,6 +115,13 @@ def for_evaluation(config: DataConfig, known: DataConfig) -> DataConfig:
     return config.override({name: getattr(default, name) for name in FOR_TRAINING})
 
 
+def held_source(recipe: Recipe, source: Source) -> Source:
+    """A source that reads the set of a recipe once, where conditions need it again."""
+    if not recipe.log.conditions or source.dataset is not None:
+        return source
+    return Source(dataset=data.load(recipe.data.name, source.root, download=source.download))
+
+
 def condition_inputs(recipe: Recipe, dataset: Dataset, source: Source) -> dict[str, Tensor]:
     """The inputs of the test split under each of `log.conditions`: as many samples, of one shape, with its labels."""
     if not recipe.log.conditions:
@@ -121,12 +129,11 @@ def condition_inputs(recipe: Recipe, dataset: Dataset, source: Source) -> dict[s
     own = dataset.test
     if not isinstance(own, Samples):
         raise RecipeError(f"`log.conditions` is for sets in memory, got the files of {dataset.name}")
-    whole = source.dataset or data.load(recipe.data.name, source.root)
     made = {}
     for name, changes in recipe.log.conditions.items():
         try:
             config = for_evaluation(recipe.data.override(changes), recipe.data)
-            test = load_set(config, Source(dataset=whole), used=("test",)).test
+            test = load_set(config, source, used=("test",)).test
         except RecipeError as error:
             raise RecipeError(f"`log.conditions.{name}`: {error}") from None
         assert isinstance(test, Samples)
@@ -141,7 +148,7 @@ def condition_inputs(recipe: Recipe, dataset: Dataset, source: Source) -> dict[s
 
 def augmentation(config: DataConfig, side: int) -> Augment:
     """What is done to samples in training; `side` is that of the images that the network sees."""
-    crop = None if config.crop == "window" or config.crop == "part" else config.crop
+    crop = None if config.crop == WINDOW or config.crop == PART else config.crop
     return Augment(
         crop=crop, pad=config.pad, flip=config.flip, cutout=config.cutout, rotate=config.rotate, jitter=config.jitter,
         window=side if config.crop == WINDOW else 0, resized=side if config.crop == PART else 0,

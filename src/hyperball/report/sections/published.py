@@ -14,7 +14,7 @@ from hyperball.report.kinds import Number, Published
 from hyperball.report.page import Gallery, Section
 from hyperball.report.sections.join import Joined, Line
 from hyperball.report.sections.table_curves import convergence, outliers, radii
-from hyperball.report.tables import MISSING, Cell, Table, spread, trimmed, where
+from hyperball.report.tables import MISSING, Cell, Table, ending, trimmed, where
 from hyperball.verdicts import AGREES, CONTRADICTION, LOST, NEAR, better, in_order, is_error, order_words, verdict
 from hyperball.verdicts import compares as comparable
 
@@ -231,7 +231,7 @@ def detail_table(table: Published, lines: Sequence[Line]) -> Table:
             Cell(line.text, sort=line.mean, tip=told), Cell(paper(number), sort=known),
             Cell(difference(gap, tone(table, line)), sort=gap, tone=tone(table, line)),
             Cell("", sort=gap, plot=plot(line, axis) if axis and (line.values or known is not None) else None),
-            Cell(spread(line.best), sort=statistics.fmean(line.best) if line.best else None),
+            Cell(ending(line.best, 0, len(line.values)), sort=statistics.fmean(line.best) if line.best else None),
             Cell(str(line.seeds) if line.is_done else MISSING, sort=line.seeds),
             doubt_cell(line),
             *(extra_cell(number.extra.get(key)) for key in more),
