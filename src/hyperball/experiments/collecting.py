@@ -12,7 +12,7 @@ from hyperball.experiments.attack_jobs import doubts_of
 from hyperball.experiments.broken import damage
 from hyperball.experiments.conditions import CONDITIONS, conditions_in
 from hyperball.experiments.drawing import PICTURES, drawn_by, finished_of, write_picture
-from hyperball.experiments.pictures import CURVES, convergence, filter_lengths, learned_radii
+from hyperball.experiments.pictures import CURVES, convergence, filter_lengths, learned_radii, under_conditions
 from hyperball.experiments.reproduce import annotate, as_data, compare, jobs_of
 from hyperball.experiments.robustness_record import ROBUSTNESS
 from hyperball.experiments.runners import Job, foreign, reason_of
@@ -26,7 +26,9 @@ TABLE = "table.json"
 LOST = "could not keep"
 SEEDS = range(2**63)  # that a recipe may have
 LINES = 60  # of every kind, that a kept metrics.jsonl holds
-FROM_RECORDS: tuple[Draw, ...] = (convergence, filter_lengths, learned_radii)  # other pictures need weights
+FROM_RECORDS: tuple[Draw, ...] = (  # other pictures need weights
+    convergence, filter_lengths, learned_radii, under_conditions,
+)  # fmt: skip
 
 
 @dataclass
