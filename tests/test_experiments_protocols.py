@@ -309,7 +309,7 @@ def test_the_projected_resnet18_has_a_bias_as_torchvisions(name):
 
 def test_vgg_of_the_architectures_has_a_head_for_small_images():
     pytest.importorskip("torchvision")
-    recipe = next(e.recipe for e in trained("architectures").entries if e.row == "vgg11, baseline")
+    recipe = next(e.recipe for e in trained("architectures").entries if (e.row, e.column) == ("baseline", "vgg11"))
     network = models.create(recipe.model.name, num_classes=10, **recipe.model.arguments).eval()
     assert sum(weight.numel() for weight in network.parameters()) < 10e6
     with torch.no_grad():

@@ -60,7 +60,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "resnet18": ("resnet18", {"stem": "cifar"}),
     "resnet32": ("resnet32", {}),
 }
-MAGNITUDES = (None, "tanh", "linear", "ball", LEARNED_SHAPE)
+MAGNITUDES = {"tanh": "tanh", "linear": "linear", "ball": "ball", "barron, learned shape": LEARNED_SHAPE}
 
 
 def architecture_recipe(model: str, options: Mapping[str, Any], magnitude: str | None, angular: str) -> Recipe:
@@ -85,14 +85,18 @@ def quick_architecture(recipe: Recipe) -> Recipe:
 
 def architectures() -> Experiment:
     """Does an operator help every architecture? A grid of networks, magnitudes and angular functions."""
+    operators = {"baseline": (None, "cosine")} | {
+        f"{row}, {angular}": (magnitude, angular)
+        for row, magnitude in MAGNITUDES.items()
+        for angular in ("cosine", "square_cosine")
+    }
     cells = [
-        ours(f"{name}, {magnitude or 'baseline'}", angular, architecture_recipe(model, options, magnitude, angular))
+        ours(row, name, architecture_recipe(model, options, *operator))
         for name, (model, options) in ARCHITECTURES.items()
-        for magnitude in MAGNITUDES
-        for angular in (("cosine",) if magnitude is None else ("cosine", "square_cosine"))
+        for row, operator in operators.items()
     ]
     return Experiment(
-        "architectures", "Architecture against operator, CIFAR-10", "an open question of Decoupled Networks", "error",
+        "architectures", "Architecture against operator, CIFAR-10", "An open question of Decoupled Networks", "error",
         tuple(cells),
         notes=(
             "torchvision's VGG-11 with BatchNorm and GoogLeNet see 32×32 images through their stems for 224×224; VGG's "

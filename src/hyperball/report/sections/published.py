@@ -133,7 +133,7 @@ def matrix(joined: Joined) -> Table | None:
         held = [placed.get((row, column)) for column in columns]
         first = next(line for line in held if line is not None)
         ours = [cell(table, line, best[column]) for line, column in zip(held, columns, strict=True)]
-        cells.append((Cell(row, remark=kind_of(first)), *ours))
+        cells.append((Cell(row, remark=kind_of(table, first)), *ours))
         operators.append(first.operator)
     caption = matrix_caption(table, lines)
     missing = sum(not line.is_done for line in lines)
@@ -160,8 +160,10 @@ def best_of(table: Published, lines: Sequence[Line]) -> float | None:
     return (min if is_error(table.metric) else max)(means)
 
 
-def kind_of(line: Line) -> str:
-    """What a row is that the paper does not have."""
+def kind_of(table: Published, line: Line) -> str:
+    """What a row is that the paper does not have; nothing in a table of which it has none."""
+    if not any(number.kind == "published" for number in table.numbers):
+        return ""
     words = {"published": "", "control": "a control that the paper lacks", "ours": "an operator of ours"}
     told = "(ours)" in line.number.row or "(control)" in line.number.row
     return "" if told else words.get(line.number.kind, line.number.kind)
@@ -227,7 +229,7 @@ def detail_table(table: Published, lines: Sequence[Line]) -> Table:
         known = number.published if isinstance(number.published, int | float) else None
         gap = line.difference
         rows.append((
-            Cell(number.row, remark=line.variant or kind_of(line)), Cell(number.column),
+            Cell(number.row, remark=line.variant or kind_of(table, line)), Cell(number.column),
             Cell(line.text, sort=line.mean, tip=told), Cell(paper(number), sort=known),
             Cell(difference(gap, tone(table, line)), sort=gap, tone=tone(table, line)),
             Cell("", sort=gap, plot=plot(line, axis) if axis and (line.values or known is not None) else None),
