@@ -1,5 +1,6 @@
 """Robust pooling at its edges: a radius below an ulp, numbers near the largest, layouts, and changes in place."""
 
+import math
 from itertools import pairwise
 
 import pytest
@@ -102,6 +103,32 @@ def test_finite_rows_have_finite_gradients_up_to_the_largest_number(solver, text
 def test_the_mean_of_finite_samples_is_finite():
     x = torch.full((2, 1024), 1e38)
     torch.testing.assert_close(robust_pool(x, penalty="quadratic"), torch.full((2,), 1e38))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [1, 4, 7, 8, 9, 49, 1023])
+def test_the_mean_loses_no_digits_a_long_way_from_zero(solver, dtype, n):
+    x = (normal(5, n, dtype=torch.float64) + 1e5).to(dtype)
+    w = normal(5, n, seed=1).abs().to(dtype)
+    exact = [math.fsum(row) / n for row in x.tolist()]
+    weighted = [
+        math.fsum(a * b for a, b in zip(row, held, strict=True)) / math.fsum(held)
+        for row, held in zip(x.tolist(), w.tolist(), strict=True)
+    ]
+    close = {"rtol": torch.finfo(dtype).eps, "atol": 0.0}
+    torch.testing.assert_close(robust_pool(x, penalty="quadratic"), torch.tensor(exact, dtype=dtype), **close)
+    found = robust_pool(x, penalty="quadratic", weights=w)
+    torch.testing.assert_close(found, torch.tensor(weighted, dtype=dtype), **close)
+
+
+@pytest.mark.parametrize("text", ["quadratic", "huber", "welsch"])
+def test_a_row_has_the_same_bits_wherever_its_samples_lie(text):
+    x = normal(6, 131)
+    expected = robust_pool(x, penalty=text)
+    apart = torch.stack([x, x + 1], -1)[..., 0]
+    for held in (x.t().contiguous().t(), apart, x.flip(0).flip(0)):
+        assert torch.equal(robust_pool(held, penalty=text), expected)
+    assert torch.equal(robust_pool(x[3], penalty=text), expected[3])
 
 
 @pytest.mark.parametrize("text", ["quadratic", "huber", "welsch", "absolute"])

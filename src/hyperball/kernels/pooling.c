@@ -11,6 +11,7 @@
 #include "pooling_global.h"
 #include "pooling_barron.h"
 #include "pooling_reading.h"
+#include "pooling_mean.h"
 
 enum { LONG = 128, TOGETHER = LANES }; /* samples of a long row, and how many are solved at once */
 
@@ -311,6 +312,10 @@ static void work(void *argument) {
     int by_groups = k.apart && job->taps % LANES == 0 && job->penalty <= PSEUDO_HUBER && !job->c_step;
     while (!k.own.failed && (begin = __atomic_fetch_add(&shared->next, shared->block, __ATOMIC_RELAXED)) < job->rows) {
         int64_t end = begin + shared->block < job->rows ? begin + shared->block : job->rows;
+        if (job->penalty == QUADRATIC) {
+            for (int64_t r = begin; r < end; ++r) job->share ? pull_mean(&k, r) : mean_row(&k, r);
+            continue;
+        }
         for (int64_t r = begin; job->share && r < end; ++r) pull_row(&k, r);
         for (int64_t r = begin, count; !job->share && r < end; r += count) {
             int alone = width_of(job, r) >= LONG;

@@ -29,8 +29,6 @@ def choose(value: Value, device: torch.device, dtype: torch.dtype) -> tuple[str,
     if device.type in dispatch.DEVICES:
         against = _against_triton(value, dtype)
         return ("eager", against) if against else ("triton", "a program reads its rows once and solves them")
-    if value.name == "quadratic":
-        return "eager", "the mean has a closed form"
     if value.row.composed or value.name not in native.PENALTIES:
         return "eager", f"{value.name} is user-defined, and pooling.c has no row for it"
     if device.type != "cpu":

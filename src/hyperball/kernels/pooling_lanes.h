@@ -2,7 +2,7 @@
 
 #include "lanes.h"
 
-enum { HUBER, PSEUDO_HUBER, BARRON, WELSCH, TRUNCATED, ABSOLUTE, LONE_HUBER };
+enum { HUBER, PSEUDO_HUBER, BARRON, WELSCH, TRUNCATED, ABSOLUTE, QUADRATIC, LONE_HUBER };
 enum { CHUNK = 256, LEVELS = LANES == 16 ? 4 : LANES == 8 ? 3 : LANES == 4 ? 2 : 1 }; /* LEVELS: of a transposition */
 
 typedef struct { /* a row a lane, or one row alone; n is in vectors, and the last one counts where `tail` is 1 */

@@ -15,10 +15,12 @@ from torch import Tensor
 
 from hyperball.kernels import native
 
-PENALTIES = ("huber", "pseudo_huber", "barron", "welsch", "truncated_quadratic", "absolute")  # as numbered in C
+PENALTIES = (  # as numbered in C
+    "huber", "pseudo_huber", "barron", "welsch", "truncated_quadratic", "absolute", "quadratic",
+)  # fmt: skip
 HEADERS = (
     "lanes.h", "pooling_lanes.h", "pooling_newton.h", "pooling_plain.h", "pooling_global.h", "pooling_barron.h",
-    "pooling_reading.h",
+    "pooling_reading.h", "pooling_mean.h",
 )  # fmt: skip
 SOURCES = {
     torch.float32: native.source("pooling.c", *HEADERS, functions=("pool",)),
