@@ -2,10 +2,22 @@
 
 import json
 import os
+import re
 import shutil
 
 import pytest
-from report_cases import EVIL, ROWS, make_results, make_robust, make_run, number, page_of, table_tree, write
+from report_cases import (
+    EVIL,
+    ROWS,
+    make_results,
+    make_robust,
+    make_run,
+    make_table,
+    number,
+    page_of,
+    table_tree,
+    write,
+)
 
 pytest.importorskip("jinja2")
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -462,3 +474,36 @@ def test_a_page_without_records_and_one_with_a_thousand_rows_work(visit, tmp_pat
     page = visit((tmp_path / "many.html").as_uri())
     page.fill("[name=text]", '"row 77"')
     assert page.locator("tbody tr:visible").count() == 11
+
+
+def test_a_dot_says_which_number_it_is(visit, address):
+    page = visit(address)
+    plot = page.locator("section[data-part=overview] figure[data-table='synthetic-table'] svg.plot")
+    plot.scroll_into_view_if_needed()
+    plot.locator("circle.dot").last.hover(force=True)
+    assert re.search(r"^mix, .*\nours [\d.]+ ± [\d.]+, paper [\d.]+, difference [+-][\d.]+, 3 seeds$", tip_of(page))
+    plot.focus()
+    page.keyboard.press("ArrowRight")
+    assert tip_of(page).startswith("baseline, ")
+
+
+def test_a_link_of_the_contents_opens_the_section_it_leads_to(visit, tmp_path):
+    for scale in ("paper", "quick"):
+        make_table(tmp_path / f"in/{scale}", rows=("baseline", "tanh"), seeds=1, epochs=2, scale=scale)
+    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"), encoding="utf-8")
+    page = visit((tmp_path / "page.html").as_uri(), viewport={"width": 1400, "height": 900})
+    folded = page.locator("section[data-table='synthetic-table'][data-scale=quick] > details:first-child")
+    assert "scale: quick" in folded.locator("> summary").inner_text()
+    assert not folded.locator("table").first.is_visible()
+    link = page.locator(".toc a", has_text="quick")
+    link.click()
+    assert folded.locator("table").first.is_visible()
+    folded.locator("> summary").click()
+    assert not folded.locator("table").first.is_visible()
+    link.click()  # the address is the same as before
+    assert folded.locator("table").first.is_visible()
+    assert page.locator("details.more[open]").count() == 0
+
+
+def tip_of(page):
+    return page.locator(".tip").inner_text()

@@ -42,6 +42,7 @@
       const across = axis(plot.dataset.x), up = axis(plot.dataset.y);
       plot.lines = all("g[data-p]", plot).map((group) => ({
         group,
+        told: group.dataset.told && JSON.parse(group.dataset.told),
         points: group.dataset.p.split(" ").map((text) => {
           const [x, y, width] = text.split(",").map(Number);
           return { x, y, width, px: across(x), py: up(y) };
@@ -61,6 +62,7 @@
     mark.setAttribute("cy", at.py);
     mark.setAttribute("r", 4);
     line.group.append(mark);
+    if (line.told) return line.told[index];
     const spread = Number.isFinite(at.width) ? ` ± ${said(at.width)}` : "";
     return `${line.group.dataset.name}\n${said(at.y)}${spread}${plot.dataset.unit || ""} at ${said(at.x)} (${plot.dataset.over})`;
   }
@@ -210,6 +212,15 @@
     form.addEventListener("reset", () => setTimeout(apply));
     form.addEventListener("submit", (event) => event.preventDefault());
   }
+
+  // Whoever follows a link to a folded section wants to read it.
+  function openAimedAt() {
+    const part = document.getElementById(location.hash.slice(1))?.firstElementChild;
+    if (part?.matches("details")) part.open = true;
+  }
+  addEventListener("hashchange", openAimedAt);
+  openAimedAt();
+  document.querySelector(".toc")?.addEventListener("click", (event) => { if (event.target.closest("a")) setTimeout(openAimedAt); });
 
   // Light, dark, or what the system says; page.html?theme=dark asks for one.
   const button = document.querySelector("[data-theme-button]"), themes = ["system", "light", "dark"];

@@ -12,10 +12,11 @@ from hyperball.report.doubts import distinct, gathered
 from hyperball.report.files import natural
 from hyperball.report.folder import Found
 from hyperball.report.kinds import Attack, Bench, Published, RobustCell, Robustness
-from hyperball.report.page import Page, Section
+from hyperball.report.page import Gallery, Page, Section
 from hyperball.report.pictures import Curves, Features, Filters
 from hyperball.report.records import Run
 from hyperball.report.sections import lines as curves
+from hyperball.report.sections.against import against_paper
 from hyperball.report.sections.bench import bench_sections
 from hyperball.report.sections.figures import figure_section, galleries, geometry_section
 from hyperball.report.sections.join import Joined
@@ -98,17 +99,20 @@ def of_a_table(record: Curves | Features | Filters, joined: Sequence[Joined], fo
 def table_sections(joined: Sequence[Joined], found: Found) -> list[Section]:
     """The published tables; those that share a folder share its pictures, which are shown once.
 
-    Curves are drawn by every table that has runs which none before it drew.
+    Curves are drawn by every table that has runs which none before it drew. A table that stands before at a longer
+    scale is folded.
     """
-    folders, drawn, sections = set(), set[int](), []
+    folders, drawn, sections, longer = set(), set[int](), [], set[str]()
     for entry in joined:
         first = entry.table.folder not in folders
         own = [record for record in pictures(found) if of_a_table(record, [entry], found)] if first else []
         own = [record for record in own if stem(record) not in DRAWN_ANYWAY or not entry.used]
         own.sort(key=lambda record: entry.place_of(stem(record)))
         shown = galleries(own, operators={record.name: entry.operator_of(stem(record)) for record in own})
-        sections.append(published_section(entry, first or not entry.used <= drawn, shown))
+        section = published_section(entry, first or not entry.used <= drawn, shown)
+        sections.append(replace(section, folded=entry.table.experiment in longer))
         folders.add(entry.table.folder)
+        longer.add(entry.table.experiment)
         drawn |= entry.used
     return sections
 
@@ -167,7 +171,9 @@ def overview(joined: Sequence[Joined]) -> Section | None:
         "Only runs of the published schedule are held against the paper; shorter ones show the ordering alone: of "
         f"the pairs in a row or column that the paper has {APART:g} point or more apart, how many are in its order."
     )
-    return Section("At a glance", lead, (trimmed(Table(columns, tuple(rows), 3)),), part="overview")
+    drawn = tuple(picture for entry in joined if (picture := against_paper(entry)) is not None)
+    held = (Gallery("Ours against the paper's", drawn, "Every number of the published schedule."),) if drawn else ()
+    return Section("At a glance", lead, (trimmed(Table(columns, tuple(rows), 3)),), galleries=held, part="overview")
 
 
 def is_part(entry: Joined, joined: Sequence[Joined]) -> bool:

@@ -1,0 +1,112 @@
+"""The picture of ours against the paper's, and tables that stand on the page at a longer scale already."""
+
+import json
+import re
+
+import pytest
+from report_cases import make_table, number, page_of, section_of, table_tree, write
+
+from hyperball.report import read_folder
+from hyperball.report.kinds import Published
+from hyperball.report.results import results_page
+from hyperball.report.sections.against import against_paper
+from hyperball.report.sections.join import Joined
+
+pytest.importorskip("jinja2")
+
+
+def picture_of(folder, numbers, **more):
+    write(folder / "table.json", table_tree("t", numbers, **more))
+    found = read_folder(folder)
+    (table,) = found.of(Published)
+    return against_paper(Joined(table, found.runs))
+
+
+def three(*more):
+    return [
+        number("tanh", "a", 25.0, [26.0, 27.0]),
+        number("ball", "a", 30.0, [29.0]),
+        number("seg", "a", 60, [40]),
+        *more,
+    ]
+
+
+def told(picture):
+    """What the page says of every dot, and where the dots are: (paper, ours)."""
+    groups = re.findall(r'data-p="([^"]*)" data-told="([^"]*)"', picture.svg)
+    texts = [text for _, held in groups for text in json.loads(held.replace("&quot;", '"'))]
+    places = [tuple(map(float, pair.split(","))) for points, _ in groups for pair in points.split()]
+    return dict(zip(texts, places, strict=True))
+
+
+def test_every_number_with_a_published_one_is_a_dot(tmp_path):
+    rest = [number("log", "a", None, [3.0]), number("mix", "a", 20.0, []), number("sphere", "a", "N/C", [30.0])]
+    picture = picture_of(tmp_path, three(*rest))
+    assert told(picture) == {
+        "tanh, a\nours 26.50 ± 0.71, paper 25.0, difference +1.50, 2 seeds": (25.0, 26.5),
+        "ball, a\nours 29.00, paper 30.0, difference -1.00, 1 seed": (30.0, 29.0),
+        "seg, a\nours 40.00, paper 60, difference -20.00, 1 seed": (60.0, 40.0),
+    }
+    assert picture.svg.count("<circle") == 3
+    assert [key.name for key in picture.legend] == ["tanh", "ball", "seg"]
+    assert "below it ours is better" in picture.note
+
+
+def test_dots_stand_where_their_numbers_say(tmp_path):
+    picture = picture_of(tmp_path, three())
+    places = [
+        tuple(map(float, pair)) for pair in re.findall(r'<circle class="dot" cx="([\d.]+)" cy="([\d.]+)"', picture.svg)
+    ]
+    line = [
+        tuple(map(float, pair.split()))
+        for pair in re.search(r'class="reference" d="M(.*?)"', picture.svg)[1].split("L")
+    ]
+    (left, bottom), (right, top) = line
+
+    def below(place):
+        """How far below the line of equal numbers a dot stands."""
+        share = (place[0] - left) / (right - left)
+        return place[1] - (bottom + share * (top - bottom))
+
+    assert [below(place) < 0 for place in places] == [True, False, False]  # tanh alone is worse than the paper's
+
+
+def test_higher_accuracies_are_better(tmp_path):
+    assert "above it ours is better" in picture_of(tmp_path, three(), metric="top1").note
+
+
+@pytest.mark.parametrize(
+    "numbers, more",
+    [
+        (three(), {"scale": "quick"}),  # shorter schedules are not held against the paper
+        (three(), {"metric": "milliseconds"}),
+        (three()[:2], {}),
+        ([number("tanh", "a", None, [26.0])], {}),
+    ],
+)
+def test_what_cannot_be_compared_has_no_picture(numbers, more, tmp_path):
+    assert picture_of(tmp_path, numbers, **more) is None
+
+
+@pytest.mark.parametrize("values", [[25.0] * 3, [1e-9, 1e-9, 2e-9], [0.0, 100.0, 1e9]])
+def test_numbers_that_coincide_or_differ_widely_are_drawn(values, tmp_path):
+    numbers = [number(f"row {at}", "a", value, [value]) for at, value in enumerate(values)]
+    assert picture_of(tmp_path, numbers).svg.count("<circle") == 3
+    assert "Ours against the paper" in page_of(tmp_path)
+
+
+def test_the_page_begins_with_the_pictures_of_the_published_schedule(tmp_path):
+    make_table(tmp_path / "long", seeds=1, epochs=2)
+    make_table(tmp_path / "short", seeds=1, epochs=2, scale="quick")
+    (gallery,) = section_of(tmp_path, title="At a glance").galleries
+    assert [(picture.table, picture.scale) for picture in gallery.charts] == [("synthetic-table", "paper")]
+
+
+def test_a_table_that_stands_before_at_a_longer_scale_is_folded(tmp_path):
+    make_table(tmp_path / "a-quick", seeds=1, epochs=2, scale="quick")
+    make_table(tmp_path / "a-paper", seeds=1, epochs=2)
+    make_table(tmp_path / "b-quick", name="other", seeds=1, epochs=2, scale="quick")
+    sections = [entry for entry in results_page(read_folder(tmp_path)).sections if entry.table and not entry.part]
+    assert [(entry.table, entry.scale, entry.folded) for entry in sections] == [
+        ("synthetic-table", "paper", False), ("other", "quick", False), ("synthetic-table", "quick", True),
+    ]  # fmt: skip
