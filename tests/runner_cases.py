@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hyperball.experiments import runners
+from hyperball.experiments.jobs import runners
 from hyperball.training.files import write_json
 
 RECORD = """

@@ -7,10 +7,11 @@ from pathlib import Path
 import pytest
 from experiment_cases import tiny_recipe, tiny_table
 
-from hyperball.experiments import markdown, tables
-from hyperball.experiments.collecting import keep_pictures, write_table
+from hyperball.experiments import tables
 from hyperball.experiments.pictures import convergence
 from hyperball.experiments.reproduce import as_data, compare, jobs_of, table
+from hyperball.experiments.results import markdown
+from hyperball.experiments.results.collecting import keep_pictures, write_table
 from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.report import read_folder
 from hyperball.report.results import results_page

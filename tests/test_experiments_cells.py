@@ -7,10 +7,10 @@ import signal
 import pytest
 
 from hyperball.cli import main
-from hyperball.experiments import runners
-from hyperball.experiments.cell import main as cell_main
 from hyperball.experiments.grid import expand
-from hyperball.experiments.summary import summarize, table
+from hyperball.experiments.jobs import runners
+from hyperball.experiments.jobs.cell import main as cell_main
+from hyperball.experiments.results.summary import summarize, table
 
 SMALL = {"epochs": 1, "batch_size": 50, "data.train_size": 100, "data.test_size": 50}
 

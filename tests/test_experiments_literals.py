@@ -5,10 +5,10 @@ import json
 
 import pytest
 
-from hyperball.experiments import robustness
 from hyperball.experiments.protocols import cifar, imagenet, mnist_features, pointnet, projected
 from hyperball.experiments.table import published
-from hyperball.experiments.tables import trained
+from hyperball.experiments.tables import TABLES, trained
+from hyperball.experiments.tables.dcnet import attacks
 from hyperball.training import Recipe
 from hyperball.training.fields import Section, hints
 
@@ -73,7 +73,7 @@ PROTOCOLS = {
         cifar("cifar100", "cnn9", norm="none"), CIFAR | PLAIN | {"model.norm": "none", "model.options": {}},
     ),
     "cifar, for attacks": (
-        robustness.network("tanh"),
+        attacks.network("tanh"),
         CIFAR | PLAIN | {
             "data.name": "cifar10", "model.name": "cnn9_adv", "model.magnitude": "tanh",
             "regularizers.label_smoothing": 0.0,
@@ -212,3 +212,10 @@ def test_conditions_and_attacks_stand_beside_the_numbers_that_the_paper_prints()
     attacked = {(entry.row, entry.column): entry.attacks for entry in trained("dcnet-table7").entries}
     assert attacked["sphere", "adversarial"].published["bim"] == 35.07
     assert attacked["baseline", "natural"].published["transfer fgsm"] == 50.9
+
+
+def test_every_table_has_a_file_of_its_own():
+    files = [make.__module__ for make in TABLES.values()]
+    assert len(set(files)) == len(TABLES)
+    for name, module in zip(TABLES, files, strict=True):
+        assert name.replace("-", "_").endswith(module.rpartition(".")[2])

@@ -10,14 +10,14 @@ import pytest
 import torch
 from experiment_cases import tiny_recipe, tiny_table
 
-from hyperball.experiments import conditions
-from hyperball.experiments.broken import odd_results
-from hyperball.experiments.collecting import Keeper, collect, seeds_in, write_table
-from hyperball.experiments.conditions import conditions_in, with_conditions
-from hyperball.experiments.drawing import draw
+from hyperball.experiments.jobs import conditions
+from hyperball.experiments.jobs.conditions import conditions_in, with_conditions
+from hyperball.experiments.jobs.drawing import draw
+from hyperball.experiments.jobs.runners import Job
 from hyperball.experiments.pictures import under_conditions
 from hyperball.experiments.reproduce import Follower, annotate, as_data, compare, jobs_of, table
-from hyperball.experiments.runners import Job
+from hyperball.experiments.results.broken import odd_results
+from hyperball.experiments.results.collecting import Keeper, collect, seeds_in, write_table
 from hyperball.experiments.table import Entry, Experiment, Finished, Reduction
 from hyperball.experiments.tables import trained
 from hyperball.training import Recipe, evaluate, train

@@ -9,8 +9,8 @@ from test_experiments_agreement import write_record
 
 from hyperball.cli import main
 from hyperball.experiments import tables
+from hyperball.experiments.jobs.sharing import take_over
 from hyperball.experiments.reproduce import annotate, jobs_of
-from hyperball.experiments.sharing import take_over
 from hyperball.experiments.table import Entry
 from hyperball.experiments.tables import trained
 from hyperball.training.files import write_json

@@ -9,10 +9,18 @@ from experiment_cases import tiny_recipe
 from runner_cases import RECORD, FakeCells
 
 from hyperball.cli import main
-from hyperball.experiments import runners
-from hyperball.experiments.failures import LONGEST, TRIES, Room, first_sentence, lines_of, out_of_memory, write_down
 from hyperball.experiments.grid import Cell
-from hyperball.experiments.runners import UNSAVED, UNTRIED, Job, ended, reason_of, run_local
+from hyperball.experiments.jobs import runners
+from hyperball.experiments.jobs.failures import (
+    LONGEST,
+    TRIES,
+    Room,
+    first_sentence,
+    lines_of,
+    out_of_memory,
+    write_down,
+)
+from hyperball.experiments.jobs.runners import UNSAVED, UNTRIED, Job, ended, reason_of, run_local
 
 PROCESSES = "".join(f" Process {number} has 6.30 GiB memory in use." for number in range(3000, 3016))
 MEMORY = (

@@ -15,10 +15,11 @@ from runner_cases import RECORD, FakeCells
 from hyperball import models
 from hyperball.cli import main
 from hyperball.experiments import grid as grid_module
-from hyperball.experiments import runners, tables
-from hyperball.experiments.cell import main as cell_main
+from hyperball.experiments import tables
 from hyperball.experiments.grid import GridError, expand, read_grid
-from hyperball.experiments.summary import summarize
+from hyperball.experiments.jobs import runners
+from hyperball.experiments.jobs.cell import main as cell_main
+from hyperball.experiments.results.summary import summarize
 from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.training import Recipe
 

@@ -10,10 +10,13 @@ from runner_cases import FakeCells
 
 from hyperball import data
 from hyperball.cli import main
-from hyperball.experiments import markdown, runners, runtime, tables
+from hyperball.experiments import runtime, tables
+from hyperball.experiments.jobs import runners
 from hyperball.experiments.pictures import convergence
+from hyperball.experiments.results import markdown
 from hyperball.experiments.runtime import Subject, Timing
 from hyperball.experiments.table import Entry, Experiment, Reduction
+from hyperball.experiments.tables.declarative import pooling_runtime
 from hyperball.training import Recipe, train
 
 ROOT = Path(__file__).parents[1]
@@ -217,7 +220,7 @@ def test_times_are_measured_beside_the_published_ones(monkeypatch, tmp_path, cap
 def test_what_is_timed_can_be_called(name, monkeypatch, tmp_path):
     monkeypatch.setattr(runtime, "ROUNDS", 1)
     monkeypatch.setattr(runtime, "WARMUPS", 0)
-    monkeypatch.setitem(runtime.POOLED, "quick", (2, 3, 16))
+    monkeypatch.setitem(pooling_runtime.POOLED, "quick", (2, 3, 16))
     table = tables.TIMED[name]()
     for subject in [*table.subjects("quick")][:: 5 if name == "projections-runtime" else 1]:
         assert runtime.timed(subject, runtime.torch.device("cpu"))["mean"] > 0

@@ -11,11 +11,13 @@ from experiment_cases import tiny_recipe, tiny_table
 from runner_cases import RECORD, SAVES, FakeCells, write_run
 
 from hyperball.cli import main
-from hyperball.experiments import markdown, runners, tables
-from hyperball.experiments.collecting import collect, write_table
-from hyperball.experiments.conditions import CONDITIONS
+from hyperball.experiments import tables
+from hyperball.experiments.jobs import runners
+from hyperball.experiments.jobs.conditions import CONDITIONS
 from hyperball.experiments.pictures import convergence
 from hyperball.experiments.reproduce import compare, jobs_of, table
+from hyperball.experiments.results import markdown
+from hyperball.experiments.results.collecting import collect, write_table
 from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.report import read_folder
 from hyperball.training.checkpoint import CheckpointError

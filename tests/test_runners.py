@@ -12,10 +12,10 @@ import pytest
 from experiment_cases import tiny_recipe
 from runner_cases import SAVES, write_run
 
-from hyperball.experiments import cell, orphans, runners
 from hyperball.experiments.grid import Cell
-from hyperball.experiments.runners import LATE, UNSAVED, End, Job, run_local
-from hyperball.experiments.summary import unfinished
+from hyperball.experiments.jobs import cell, orphans, runners
+from hyperball.experiments.jobs.runners import LATE, UNSAVED, End, Job, run_local
+from hyperball.experiments.results.summary import unfinished
 from hyperball.training.folder import LOCK, held
 
 

@@ -11,22 +11,23 @@ import pytest
 pytest.importorskip("lightning_fabric")
 
 from hyperball.attacks import RecordError, evaluate_robustness
-from hyperball.experiments import attacked
-from hyperball.experiments.attack_jobs import attack_jobs, doubts_of, source_job, with_attacks
-from hyperball.experiments.attack_state import is_done
-from hyperball.experiments.attacked import AttackJob, attack_cell
-from hyperball.experiments.cell import train_cell
-from hyperball.experiments.collecting import collect
 from hyperball.experiments.grid import Cell
-from hyperball.experiments.markdown import fill
+from hyperball.experiments.jobs import attacked
+from hyperball.experiments.jobs.attack_jobs import attack_jobs, doubts_of, source_job, with_attacks
+from hyperball.experiments.jobs.attack_state import is_done
+from hyperball.experiments.jobs.attacked import AttackJob, attack_cell
+from hyperball.experiments.jobs.cell import train_cell
+from hyperball.experiments.jobs.runners import Job, run_local
 from hyperball.experiments.plan import Attacks, Part
 from hyperball.experiments.reproduce import compare, jobs_of, table
-from hyperball.experiments.robust_numbers import attacked_numbers, counted
-from hyperball.experiments.robustness import LAST, PARTS, table7, table8
-from hyperball.experiments.robustness_record import crossing, packed, unpacked
-from hyperball.experiments.runners import Job, run_local
+from hyperball.experiments.results.collecting import collect
+from hyperball.experiments.results.markdown import fill
+from hyperball.experiments.results.robust_numbers import attacked_numbers, counted
+from hyperball.experiments.results.robustness_record import crossing, packed, unpacked
 from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.experiments.tables import TABLES
+from hyperball.experiments.tables.dcnet import table7, table8
+from hyperball.experiments.tables.dcnet.attacks import LAST, PARTS
 from hyperball.training import Recipe
 
 ROOT = Path(__file__).parents[1]
@@ -312,7 +313,7 @@ def test_a_broken_record_of_attacks_is_named_and_left_out(place, changes, tmp_pa
 
 
 def test_notes_say_what_is_attacked_at_the_scale():
-    quick, whole = (table7().at(scale).all_notes[-1] for scale in ("quick", "paper"))
+    quick, whole = (table7.table().at(scale).all_notes[-1] for scale in ("quick", "paper"))
     assert "square at 8/255 on 40 images" in quick
     assert "masking checks on 16" in quick
     assert "auto" not in quick
@@ -363,7 +364,7 @@ def test_the_end_of_the_time_stops_what_runs_and_what_waits(tmp_path):
     assert ends[1].reason == "not begun"
 
 
-@pytest.mark.parametrize("make", [table7, table8])
+@pytest.mark.parametrize("make", [table7.table, table8.table])
 def test_published_tables_have_every_network_and_attack(make):
     entries = {(entry.row, entry.column): entry for entry in make().entries}
     paper = entries["tanh", "natural"]
@@ -382,12 +383,12 @@ def test_published_tables_have_every_network_and_attack(make):
 
 
 def test_both_tables_are_about_the_same_runs(tmp_path):
-    jobs = [jobs_of(make(), [0], tmp_path) for make in (table7, table8)]
+    jobs = [jobs_of(make(), [0], tmp_path) for make in (table7.table, table8.table)]
     assert [(job.cell, job.folder) for job in jobs[0]] == [(job.cell, job.folder) for job in jobs[1]]
-    assert {held.family for held in (table7(), table8())} == {"dcnet-robustness"}
-    plans = [attack_jobs(make().entries[0], jobs[0][0], True)[0].plan for make in (table7, table8)]
+    assert {held.family for held in (table7.table(), table8.table())} == {"dcnet-robustness"}
+    plans = [attack_jobs(make().entries[0], jobs[0][0], True)[0].plan for make in (table7.table, table8.table)]
     assert plans[0] == plans[1]
-    assert source_job(table7().entries[0], jobs[0][0]).cell.recipe.seed == 1000
+    assert source_job(table7.table().entries[0], jobs[0][0]).cell.recipe.seed == 1000
 
 
 def test_the_tables_of_the_document_are_those_of_the_records():

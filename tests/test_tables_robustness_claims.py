@@ -16,8 +16,8 @@ from hyperball.attacks.curves import rises
 from hyperball.attacks.methods.task import Verdict
 from hyperball.cli import main
 from hyperball.experiments.plan import Attacks, Part
-from hyperball.experiments.robust_numbers import Attacked, budgets, clean_words, located
-from hyperball.experiments.robustness_record import assembled, packed, part_path, worst_case
+from hyperball.experiments.results.robust_numbers import Attacked, budgets, clean_words, located
+from hyperball.experiments.results.robustness_record import assembled, packed, part_path, worst_case
 from hyperball.training import Recipe
 
 ROOT = Path(__file__).parents[1]

@@ -8,7 +8,7 @@ import torch
 from training_cases import losses, same, weights
 
 from hyperball import data
-from hyperball.experiments.broken import odd_results
+from hyperball.experiments.results.broken import odd_results
 from hyperball.training import Recipe, RecipeError, evaluate, resume, sets, train
 from hyperball.training.evaluation import Evaluator
 from hyperball.training.files import FileError, read_tree, write_json

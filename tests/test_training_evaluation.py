@@ -10,7 +10,7 @@ from torch import nn
 
 from hyperball import data, models
 from hyperball.convert.heads import ProjectedLinear
-from hyperball.experiments.cell import main as cell_main
+from hyperball.experiments.jobs.cell import main as cell_main
 from hyperball.nn import NormalizedLinear
 from hyperball.training import DataConfig, Recipe, RecipeError, evaluate, train
 from hyperball.training import evaluation as evaluation_module

@@ -36,7 +36,7 @@ from hyperball.attacks.methods.table import parse_all
 from hyperball.cli.parsing import UsageError, parser
 from hyperball.cli.progress import SECONDS
 from hyperball.data import DataError, corruptions
-from hyperball.experiments.attacked import fixed, network_and_images
+from hyperball.experiments.jobs.attacked import fixed, network_and_images
 from hyperball.rows import nearest
 from hyperball.training import Recipe, load_model, read_recipe
 from hyperball.training.engine import settings

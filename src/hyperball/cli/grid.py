@@ -14,7 +14,7 @@ from hyperball._errors import INTERRUPTED, TERMINATED, Terminated
 from hyperball.cli.parsing import UsageError, parser
 
 if TYPE_CHECKING:
-    from hyperball.experiments.runners import End, Job
+    from hyperball.experiments.jobs.runners import End, Job
 
 
 def grid(given: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def grid(given: Sequence[str]) -> int:
     if own.jobs < 1:
         raise UsageError(f"--jobs must be >= 1, got {own.jobs}")
     from hyperball.experiments.grid import read_grid
-    from hyperball.experiments.runners import Job
+    from hyperball.experiments.jobs.runners import Job
 
     out = Path(own.out) if own.out else Path("runs") / Path(own.file).stem
     jobs = [Job(cell, out / cell.name, own.data_root, own.accelerator) for cell in read_grid(own.file)]
@@ -48,8 +48,8 @@ def grid(given: Sequence[str]) -> int:
 
 def run(jobs: Sequence[Job], waiting: Sequence[Job], own: argparse.Namespace, out: Path) -> int:
     """Train what waits, and sum up all."""
-    from hyperball.experiments.runners import run_local, run_ray
-    from hyperball.experiments.summary import summarize, table
+    from hyperball.experiments.jobs.runners import run_local, run_ray
+    from hyperball.experiments.results.summary import summarize, table
     from hyperball.training.files import write_json
 
     if own.executor == "ray":

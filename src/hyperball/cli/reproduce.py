@@ -21,7 +21,7 @@ from hyperball.experiments.scales import SCALES, Scale
 MOST_SEEDS = 1000
 
 if TYPE_CHECKING:
-    from hyperball.experiments.runners import End, Job
+    from hyperball.experiments.jobs.runners import End, Job
     from hyperball.experiments.runtime import Timing
     from hyperball.experiments.table import Experiment
 
@@ -145,11 +145,11 @@ def say_times(name: str, text: str) -> int:
 def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: float) -> int:
     """Train what is not done, test, draw, compare, and keep."""
     from hyperball.experiments import reproduce as work
-    from hyperball.experiments.attack_jobs import with_attacks
-    from hyperball.experiments.collecting import Keeper
-    from hyperball.experiments.conditions import with_conditions
-    from hyperball.experiments.runners import run_local, shielded
-    from hyperball.experiments.sharing import take_over
+    from hyperball.experiments.jobs.attack_jobs import with_attacks
+    from hyperball.experiments.jobs.conditions import with_conditions
+    from hyperball.experiments.jobs.runners import run_local, shielded
+    from hyperball.experiments.jobs.sharing import take_over
+    from hyperball.experiments.results.collecting import Keeper
 
     table = whole.select(chosen(own.cells, whole)).at(own.scale)
     out = Path(own.out) / folder
@@ -207,9 +207,9 @@ def counted(jobs: Sequence[Job]) -> str:
 
 def draw_all(whole: Experiment, own: argparse.Namespace, out: Path, over: float) -> bool:
     """Draw the pictures of a table until the time is over or Ctrl-C; whether all are drawn."""
-    from hyperball.experiments.collecting import seeds_in
-    from hyperball.experiments.drawing import draw
+    from hyperball.experiments.jobs.drawing import draw
     from hyperball.experiments.reproduce import jobs_of
+    from hyperball.experiments.results.collecting import seeds_in
     from hyperball.experiments.tables import whole_of
 
     drawn = whole_of(whole).at(own.scale)
@@ -221,7 +221,7 @@ def draw_all(whole: Experiment, own: argparse.Namespace, out: Path, over: float)
 def say_table(table: Experiment, scale: Scale, jobs: Sequence[Job]) -> None:
     """Print the cells of a command beside the paper's, and what to know when reading them."""
     from hyperball.experiments import reproduce as work
-    from hyperball.experiments.attack_jobs import doubts_of
+    from hyperball.experiments.jobs.attack_jobs import doubts_of
 
     lines = work.compare(table, jobs)
     print(f"\n{work.table(table, lines, scale)}")
@@ -230,7 +230,7 @@ def say_table(table: Experiment, scale: Scale, jobs: Sequence[Job]) -> None:
 
 def say_rest(jobs: Sequence[Job], ends: Sequence[End], drawn: bool) -> int:
     """Name what is not done; 0 if nothing is, 130 where the same command goes on."""
-    from hyperball.experiments.summary import unfinished
+    from hyperball.experiments.results.summary import unfinished
 
     code = conclude(unfinished(jobs, ends), ends)
     if not drawn and code != INTERRUPTED:
@@ -263,7 +263,7 @@ def spaced(name: str) -> str:
 
 def markdown(results: Path, tables: Sequence[str], files: Sequence[Path], check: bool) -> int:
     """Print tables of a folder of records, without names one line each; or fill the markers of files with them."""
-    from hyperball.experiments import markdown as work
+    from hyperball.experiments.results import markdown as work
 
     if not results.is_dir():
         raise UsageError(f"--markdown: {results} is no folder")

@@ -1,1 +1,1 @@
-"""Experiments: recipes by name, grids of them, and the demo."""
+"""Experiments: recipes by name, grids of them, the published tables, and the demo."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyperball.experiments.broken import is_number
+from hyperball.experiments.results.broken import is_number
 from hyperball.experiments.table import Finished, slug
 from hyperball.nn.decoupled import Decoupled
 from hyperball.training import load_model

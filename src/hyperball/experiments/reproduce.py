@@ -9,15 +9,15 @@ from pathlib import Path
 from typing import Any
 
 from hyperball import data
-from hyperball.experiments.broken import damage, leave_out
-from hyperball.experiments.conditions import conditions_in
-from hyperball.experiments.devices import check_device
 from hyperball.experiments.grid import Cell
-from hyperball.experiments.robust_numbers import attacked_numbers
-from hyperball.experiments.runners import Job, reason_of, recipe_in
+from hyperball.experiments.jobs.conditions import conditions_in
+from hyperball.experiments.jobs.devices import check_device
+from hyperball.experiments.jobs.runners import Job, reason_of, recipe_in
+from hyperball.experiments.results.broken import damage, leave_out
+from hyperball.experiments.results.robust_numbers import attacked_numbers
+from hyperball.experiments.results.text import NOTHING, columns, part_of, spread
 from hyperball.experiments.scales import Scale
 from hyperball.experiments.table import Entry, Experiment, cell_name
-from hyperball.experiments.text import NOTHING, columns, part_of, spread
 from hyperball.training.fields import RecipeError
 from hyperball.training.files import FileError
 from hyperball.training.record import CONDITIONS, METRICS, RECORD, Record, read_metrics, thinned

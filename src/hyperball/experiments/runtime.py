@@ -6,20 +6,15 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from hyperball import models
-from hyperball.experiments.declarative import SOURCE
-from hyperball.experiments.devices import device_of
-from hyperball.experiments.projections import SETS, projection_text
+from hyperball.experiments.jobs.devices import device_of
+from hyperball.experiments.results.text import NOTHING, columns
 from hyperball.experiments.scales import Scale
-from hyperball.experiments.table import published
-from hyperball.experiments.text import NOTHING, columns
-from hyperball.nn.pooling import RobustPool1d
 from hyperball.training.files import FileError, read_tree, write_json
 from hyperball.training.record import environment
 
@@ -149,95 +144,3 @@ def milliseconds(call: Call, device: torch.device) -> float:
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return 1e3 * (time.perf_counter() - began)
-
-
-POOLED: dict[str, tuple[int, int, int]] = {"quick": (4, 128, 512)}
-WHOLE = (24, 1024, 2048)
-
-
-def pool_call(pool: torch.nn.Module, shape: tuple[int, int, int], backward: bool, device: torch.device) -> Call:
-    """The pooling of random samples over the last dimension; or its gradient alone, of a graph that is kept."""
-    drawn = torch.randn(shape, generator=torch.Generator().manual_seed(0))
-    x = drawn.to(device).requires_grad_()
-    pool.to(device)
-    if not backward:
-        return lambda: pool(x)
-    y = pool(x)
-    wanted = [x, *pool.parameters()]
-    return lambda: torch.autograd.grad(y, wanted, torch.ones_like(y), retain_graph=True)
-
-
-def pooling_subjects(scale: Scale) -> tuple[Subject, ...]:
-    facts = published()["ddn_pooling_runtime"]["cells"]
-    shape = POOLED.get(scale, WHOLE)
-    made = []
-    for penalty, directions in {**facts, "truncated_quadratic": {}, "quadratic": {}}.items():
-        for direction in ("forward", "backward"):
-            numbers = directions.get(direction, (None, None))
-            for how, number in zip(("fixed", "adaptive"), numbers, strict=True):
-                if how == "adaptive" and penalty == "quadratic":
-                    continue
-                text = f"{penalty}(learn_c=True)" if how == "adaptive" else penalty
-                subject = Subject(penalty, f"{direction}, {how}", number, pool_maker(text, shape, direction))
-                if how == "adaptive":
-                    subject = replace(
-                        subject, over=(penalty, f"{direction}, fixed"), published_ratio=quotient(number, numbers[0])
-                    )
-                made.append(subject)
-    return tuple(made)
-
-
-def pool_maker(text: str, shape: tuple[int, int, int], direction: str) -> Callable[[torch.device], Call]:
-    return lambda device: pool_call(RobustPool1d(penalty=text), shape, direction == "backward", device)
-
-
-def pooling() -> Timing:
-    """Forward and backward of one robust pooling."""
-    return Timing(
-        "pooling-runtime", "Time of robust pooling", f"{SOURCE}, slides", "milliseconds", pooling_subjects,
-        lambda scale: f"{POOLED.get(scale, WHOLE)} samples, pooled over the last dimension",
-        ("published times were taken without synchronizing an RTX 2080 Ti: ratios alone compare", "ratio: to fixed c"),
-    )  # fmt: skip
-
-
-def network_call(projection: str | None, size: int, batch: int, device: torch.device) -> Call:
-    """A ResNet-18 in evaluation, forward."""
-    options = {} if projection is None else {"projection": projection}
-    network = models.create("resnet18", 10, **options).to(device).eval()
-    x = torch.randn(batch, 3, size, size, generator=torch.Generator().manual_seed(0)).to(device)
-
-    def forward() -> Any:
-        with torch.no_grad():
-            return network(x)
-
-    return forward
-
-
-def projection_subjects(scale: Scale) -> tuple[Subject, ...]:
-    facts = published()["ddn_projection_runtime"]["cells"]
-    size, batch = (64, 8) if scale == "quick" else (224, 128)
-
-    plain = facts["none"][0]
-
-    def made(row: str, column: str, number: float | None, text: str | None) -> Subject:
-        over, ratio = (None, None) if text is None else (("none", "no projection"), quotient(number, plain))
-        return Subject(row, column, number, lambda device: network_call(text, size, batch, device), batch, over, ratio)
-
-    subjects = [made("none", "no projection", plain, None)]
-    for row, projection in SETS.items():
-        for how, number in zip(("fixed", "adaptive"), facts.get(row, (None, None)), strict=True):
-            subjects.append(made(row, how, number, projection_text(projection, how)))
-    return tuple(subjects)
-
-
-def projections() -> Timing:
-    """A whole ResNet-18 with each projection before its classifier, an image."""
-    return Timing(
-        "projections-runtime", "Time of a ResNet-18 with projections", f"{SOURCE}, slides", "milliseconds an image",
-        projection_subjects,
-        lambda scale: "forward of 8 images of 64×64 pixels" if scale == "quick" else "forward of 128 images of 224×224",
-        (
-            "the paper's device and batch are not those used here: ratios alone compare",
-            "ratio: to the network without a projection",
-        ),
-    )  # fmt: skip
