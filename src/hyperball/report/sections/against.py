@@ -12,7 +12,7 @@ from hyperball.report.sections.lines import MOST_LINES, colors, first_of
 from hyperball.report.sections.published import is_share, metric_words
 from hyperball.verdicts import NEAR, is_error
 
-SIDE, LEFT, RIGHT, TOP, BOTTOM = 320.0, 40.0, 12.0, 10.0, 40.0
+SIDE, LEFT, RIGHT, TOP, BOTTOM = 320.0, 40.0, 18.0, 10.0, 40.0
 FEWEST = 3  # dots that a picture is worth
 
 
