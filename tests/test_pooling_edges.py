@@ -131,6 +131,90 @@ def test_a_row_has_the_same_bits_wherever_its_samples_lie(text):
     assert torch.equal(robust_pool(x[3], penalty=text), expected[3])
 
 
+PENALTIES = ("quadratic", "huber", "pseudo_huber", "welsch", "truncated_quadratic", "absolute", "barron(shape=1.5)")
+LAYOUTS = {
+    "transposed taps": lambda x: x.mT.contiguous().mT,
+    "channels last": lambda x: x.contiguous(memory_format=torch.channels_last),
+    "taps in front": lambda x: x.permute(2, 3, 0, 1).contiguous().permute(2, 3, 0, 1),
+    "every other": lambda x: torch.stack([x, x + 1], -1)[..., 0],
+    "all taps of a line the same": lambda x: x[..., :1].expand_as(x),
+    "a line of taps for all": lambda x: x[:, :, :1].expand_as(x),
+    "rows for all": lambda x: x[:1].expand_as(x),
+}
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 4, 6), (2, 3, 2, 100), (2, 17, 2, 2)])
+@pytest.mark.parametrize("dims", [(-2, -1), (1, 3), (1, 2, 3), (0, 2)])
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("text", PENALTIES)
+def test_values_and_gradients_do_not_depend_on_how_samples_lie_in_memory(text, layout, dims, shape):
+    laid = LAYOUTS[layout](normal(*shape))
+    plain = laid.clone(memory_format=torch.contiguous_format)
+    mask, weights = normal(*shape, seed=1) > -0.5, normal(*shape, seed=2).abs()
+    for options in ({}, {"mask": mask}, {"weights": weights}):
+        found = []
+        for x in (plain, laid):
+            x = x.detach().requires_grad_()
+            y = robust_pool(x, dims, penalty=text, **options)
+            found.append((y.detach(), *torch.autograd.grad(y, x, normal(*y.shape, seed=3))))
+        torch.testing.assert_close(found[1], found[0], rtol=1e-6, atol=1e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("text", PENALTIES)
+def test_gradients_in_c_are_those_of_the_eager_solver_for_rows_of_any_length(text, monkeypatch):
+    if native.library(torch.float64).pool is None:
+        pytest.skip("no C compiler")
+    found = {}
+    for name in ("native", "eager"):
+        if name == "eager":
+            monkeypatch.setattr(native, "library", lambda dtype: native.Library(None, "switched off by a test"))
+        found[name] = []
+        for n in (1, 8, 9, 49, 127, 128, 131):
+            x = normal(37, n, dtype=torch.float64)
+            x[3], x[5, 0], x[7] = 2.0, 1e6, 1e200  # rows of equal, far and very large samples
+            x = x.requires_grad_()
+            for weights in (None, normal(37, n, dtype=torch.float64, seed=1).abs()):
+                y = robust_pool(x, penalty=text, weights=weights)
+                found[name].append(torch.autograd.grad(y, x, normal(37, dtype=torch.float64, seed=2))[0])
+    torch.testing.assert_close(found["native"], found["eager"], rtol=1e-9, atol=1e-11, equal_nan=True)
+
+
+def test_a_gradient_does_not_depend_on_the_rows_beside_it():
+    x = normal(40, 9)
+    v = normal(40, seed=1)
+    for text in PENALTIES:
+        whole = x.clone().requires_grad_()
+        (expected,) = torch.autograd.grad(robust_pool(whole, penalty=text), whole, v)
+        beside = x.clone()
+        beside[::3] = float("nan")
+        beside = beside.requires_grad_()
+        (found,) = torch.autograd.grad(robust_pool(beside, penalty=text), beside, v)
+        kept = torch.arange(40) % 3 != 0
+        assert torch.equal(found[kept], expected[kept]), text
+        for at in (1, 17, 39):
+            alone = x[at : at + 1].clone().requires_grad_()
+            (found,) = torch.autograd.grad(robust_pool(alone, penalty=text), alone, v[at : at + 1])
+            assert torch.equal(found[0], expected[at]), text
+
+
+@pytest.mark.parametrize("text", ["quadratic", "huber", "welsch", "absolute"])
+def test_very_large_weights_of_float64_count_by_their_ratio(solver, text):
+    x, large = torch.tensor([1.0, 2.0, 9.0]).double(), torch.full((3,), 1e300, dtype=torch.float64)
+    plain = robust_pool(x, penalty=text, weights=torch.ones(3, dtype=torch.float64))
+    torch.testing.assert_close(robust_pool(x, penalty=text, weights=large), plain)
+
+
+def test_an_infinite_sample_of_next_to_no_weight_keeps_its_say(solver):
+    x, w = torch.tensor([INF, 1.0]).double(), torch.tensor([1e-300, 1e100], dtype=torch.float64)
+    assert robust_pool(x, penalty="quadratic", weights=w) == INF
+
+
+def test_a_weighted_mean_of_the_largest_numbers_is_finite():
+    x = torch.finfo(torch.float64).max * normal(2000, 7, dtype=torch.float64).sign()
+    w = normal(2000, 7, dtype=torch.float64, seed=1).abs()
+    assert robust_pool(x, penalty="quadratic", weights=w).isfinite().all()
+
+
 @pytest.mark.parametrize("text", ["quadratic", "huber", "welsch", "absolute"])
 def test_weights_whose_sum_is_no_number_count_by_their_ratio(text):
     x, w = torch.tensor([1.0, 2.0, 9.0]), torch.tensor([1.0, 3e38, 3e38], requires_grad=True)

@@ -88,7 +88,9 @@ def test_what_cannot_be_compared_has_no_picture(numbers, more, tmp_path):
     assert picture_of(tmp_path, numbers, **more) is None
 
 
-@pytest.mark.parametrize("values", [[25.0] * 3, [1e-9, 1e-9, 2e-9], [0.0, 100.0, 1e9]])
+@pytest.mark.parametrize(
+    "values", [[25.0] * 3, [1e-9, 1e-9, 2e-9], [0.0, 100.0, 1e9], [5e-324, 0.0, 0.0], [99.12, 99.16, 99.2]]
+)
 def test_numbers_that_coincide_or_differ_widely_are_drawn(values, tmp_path):
     numbers = [number(f"row {at}", "a", value, [value]) for at, value in enumerate(values)]
     assert picture_of(tmp_path, numbers).svg.count("<circle") == 3
@@ -110,3 +112,31 @@ def test_a_table_that_stands_before_at_a_longer_scale_is_folded(tmp_path):
     assert [(entry.table, entry.scale, entry.folded) for entry in sections] == [
         ("synthetic-table", "paper", False), ("other", "quick", False), ("synthetic-table", "quick", True),
     ]  # fmt: skip
+
+
+def test_a_table_is_folded_for_a_longer_one_with_numbers_alone(tmp_path):
+    make_table(tmp_path / "a-quick", rows=("tanh",), seeds=1, epochs=2, scale="quick")
+    make_table(tmp_path / "b-quick", rows=("tanh",), seeds=1, epochs=2, scale="quick")  # the same once more
+    empty = [number("tanh", "cosine, relu", 25.0, [])]
+    write(tmp_path / "a-paper" / "table.json", table_tree("synthetic-table", empty))
+    write(tmp_path / "a-other" / "table.json", table_tree("synthetic-table", empty, scale="of another program"))
+    assert not any(section.folded for section in results_page(read_folder(tmp_path)).sections if not section.part)
+
+
+def test_a_table_whose_cells_are_all_anothers_has_no_picture_of_its_own(tmp_path):
+    write(tmp_path / "whole.json", table_tree("whole", three(number("mix", "a", 20.0, [21.0]))))
+    write(tmp_path / "part.json", table_tree("part", three()))
+    (gallery,) = section_of(tmp_path, title="At a glance").galleries
+    assert [picture.table for picture in gallery.charts] == ["whole"]
+
+
+def test_ticks_of_many_characters_stay_inside(tmp_path):
+    values = [99.12, 99.16, 99.2]
+    picture = picture_of(tmp_path, [number(f"row {at}", "a", value, [value]) for at, value in enumerate(values)])
+    texts = re.findall(r'<text x="([\d.]+)" y="[\d.]+" text-anchor="(\w+)">([\d.]+)</text>', picture.svg)
+    assert len(texts) >= 6
+    for x, anchor, text in texts:
+        room = 8.5 * len(text)  # at 15 px, the largest that the page draws them
+        left = float(x) - (room if anchor == "end" else room / 2)
+        assert left >= 0
+        assert left + room <= 320

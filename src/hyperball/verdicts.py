@@ -50,7 +50,7 @@ def is_positive(value: object) -> TypeGuard[float]:
 
 def is_error(metric: str) -> bool:
     """Whether less of a metric is better."""
-    return metric.endswith("error")
+    return metric.endswith("error") or metric == "ece"
 
 
 def better(metric: str) -> str:

@@ -12,7 +12,7 @@ from hyperball.functional.dims import check_floating, reduced_dims
 from hyperball.kernels.pooling_choice import compute_dtype
 from hyperball.kernels.pooling_geometry import Along, Geometry, Windows
 from hyperball.kernels.pooling_gradient import may_hold_somewhere
-from hyperball.kernels.reading import can_look
+from hyperball.kernels.reading import can_look, factor_where
 from hyperball.rows import AnyValue, Row, Value
 
 Penalty = str | AnyValue | Row
@@ -75,7 +75,9 @@ def summable(weights: Tensor | None, dims: tuple[int, ...]) -> Tensor | None:
         return None
     limit, factor = (1e24, 2.0**-60) if weights.dtype == torch.float32 else (1e270, 2.0**-400)
     large = weights.detach().amax(dims, keepdim=True) > limit
-    return weights * torch.where(large, factor, 1.0).to(weights.dtype) if may_hold_somewhere(large) else weights
+    if not may_hold_somewhere(large):
+        return weights
+    return weights * factor_where(large, factor, weights.dtype)
 
 
 def broadcasts(tensor: Tensor, shape: Sequence[int]) -> bool:

@@ -3,6 +3,7 @@
    REAL is float, or double where DOUBLE is defined. Vector types are GCC's and Clang's own; the processor's instructions
    add what they lack. Minima and maxima return their second argument where either is NaN. */
 
+#include <float.h>
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>

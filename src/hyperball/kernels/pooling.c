@@ -285,18 +285,70 @@ static void pull_row(Worker *k, int64_t r) {
     job->radius[r] = (REAL)(moment / t.c[0]);
 }
 
+/* scale w psi' over the tile, in place of its samples; returns sum z times that, for every lane. */
+INLINE vec write_lane_shares(int penalty, const Tile *t, vec y, vec scale, REAL *x) {
+    vec moment = splat(0);
+    for (int64_t i = 0; i < t->n; ++i) {
+        vec z = y - *(vec *)(x + i * LANES), psi, curvature, gain;
+        influence(penalty, 1, t, z, &psi, &curvature, &gain);
+        curvature *= scale;
+        if (t->w) curvature *= *(const vec *)(t->w + i * LANES);
+        moment += z * curvature;
+        *(vec *)(x + i * LANES) = curvature;
+    }
+    return moment;
+}
+
+/* The gradients of short rows, one a lane; what is out of the ordinary is left to `pull_row`. */
+static void pull_short_rows(Worker *k, int64_t first, int64_t count) {
+    const Job *job = k->job;
+    int64_t n = job->taps, row[LANES];
+    int penalty = job->penalty < TRUNCATED ? job->penalty : HUBER; /* both have psi' = [|z| <= c] */
+    Tile t = k->one;
+    vec y, v;
+    for (int l = 0; l < LANES; ++l) {
+        row[l] = first + (l < count ? l : count - 1);
+        y[l] = job->y[row[l]], v[l] = job->v[row[l]];
+        if (job->c_step || job->shape_step) set_penalty(job, &t, row[l], l, 1);
+    }
+    t.x = k->tile, t.w = job->w ? k->weights : NULL, t.n = n, t.wide = 1;
+    if (k->apart && count == LANES) read_block(job->x + first * k->apart, k->apart, k->tile, n);
+    else
+        for (int l = 0; l < LANES; ++l)
+            read_row(k, row[l], k->tile + l, job->w ? k->weights + l : NULL, LANES, n);
+    if (job->w) level(k->weights, n, 0);
+    ivec odd = (y != y) | (t.c > LARGE_C);
+    bound(k->tile, k->tile, n);
+    y = vmin(vmax(y, splat(-HUGEST)), splat(HUGEST));
+    Sums s = {0};
+    slopes_and_gains(penalty, &t, y, &s);
+    if (penalty == HUBER) odd |= ~(s.h > 0);
+    vec divisor = vmax(s.h, s.gain * (REAL)1e-3), scale = pick(divisor > 0, v / divisor, splat(0));
+    vec moment = penalty == HUBER          ? write_lane_shares(HUBER, &t, y, scale, k->tile)
+                 : penalty == PSEUDO_HUBER ? write_lane_shares(PSEUDO_HUBER, &t, y, scale, k->tile)
+                 : penalty == BARRON       ? write_lane_shares(BARRON, &t, y, scale, k->tile)
+                                           : write_lane_shares(WELSCH, &t, y, scale, k->tile);
+    moment /= t.c;
+    for (int64_t l = 0; l < count; ++l) {
+        for (int64_t i = 0; i < n; ++i) job->share[row[l] * n + i] = k->tile[i * LANES + l];
+        job->radius[row[l]] = moment[l];
+    }
+    for (int64_t l = 0; l < count; ++l)
+        if (odd[l]) pull_row(k, row[l]);
+}
+
 typedef struct { /* what the threads of one call share */
     const Job *job;
     const int64_t *offsets;
     int64_t block, next;
-    int failed;
+    int flat, failed;
 } Shared;
 
 /* One thread: scratch memory, and blocks of rows until there are none. */
 static void work(void *argument) {
     Shared *shared = argument;
     const Job *job = shared->job;
-    Worker k = {.job = job, .x_offsets = shared->offsets, .w_offsets = shared->offsets + job->taps};
+    Worker k = {.job = job, .x_offsets = shared->offsets, .w_offsets = shared->offsets + job->taps, .flat = shared->flat};
     int64_t room = job->taps + 2 * LANES, tile = LANES * LONG > room ? LANES * LONG : room;
     int sorts = job->penalty >= BARRON, searches = job->penalty == BARRON || job->penalty == WELSCH;
     k.tile = malloc((size_t)(2 * tile + sorts * 3 * room) * sizeof(REAL));
@@ -306,7 +358,7 @@ static void work(void *argument) {
     k.own.position = k.own.weights + room;
     k.own.failed = !k.tile || !prefix || (searches && !reserve(&k.own, CELLS + 2));
     for (int l = 0; l < LANES; ++l) k.unusable[l] = -(INT)!set_penalty(job, &k.one, 0, l, 1);
-    if (!job->w && !job->lengths && job->row_dims <= 1 && shared->offsets[job->taps - 1] == job->taps - 1)
+    if (!job->w && !job->lengths && job->row_dims <= 1 && k.flat)
         k.apart = job->row_dims ? job->x_strides[0] : 0;
     int64_t begin;
     int by_groups = k.apart && job->taps % LANES == 0 && job->penalty <= PSEUDO_HUBER && !job->c_step;
@@ -316,7 +368,12 @@ static void work(void *argument) {
             for (int64_t r = begin; r < end; ++r) job->share ? pull_mean(&k, r) : mean_row(&k, r);
             continue;
         }
-        for (int64_t r = begin; job->share && r < end; ++r) pull_row(&k, r);
+        for (int64_t r = begin, count; job->share && r < end; r += count) {
+            int together = job->taps < LONG && job->penalty != ABSOLUTE;
+            count = !together ? 1 : end - r < LANES ? end - r : LANES;
+            if (together) pull_short_rows(&k, r, count);
+            else pull_row(&k, r);
+        }
         for (int64_t r = begin, count; !job->share && r < end; r += count) {
             int alone = width_of(job, r) >= LONG;
             count = end - r < TOGETHER ? end - r : TOGETHER;
@@ -342,7 +399,8 @@ int pool(const Job *job) {
         offsets[i] = offset(job->sizes + d, job->x_strides + d, job->tap_dims, i);
         offsets[job->taps + i] = job->w ? offset(job->sizes + d, job->w_strides + d, job->tap_dims, i) : 0;
     }
-    Shared shared = {.job = job, .offsets = offsets, .block = (16384 / job->taps / LANES + 1) * LANES};
+    Shared shared = {.job = job, .offsets = offsets, .block = (16384 / job->taps / LANES + 1) * LANES, .flat = 1};
+    for (int64_t i = 0; i < job->taps; ++i) shared.flat &= offsets[i] == i;
     int64_t useful = job->rows / shared.block;
     unsigned threads = (unsigned)(job->threads < useful ? job->threads : useful);
     if (job->parallel && threads > 1)

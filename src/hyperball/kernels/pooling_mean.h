@@ -3,15 +3,21 @@
 
 enum { WAYS = 8 };
 
-/* sum (x - origin) scale, of weights too where they are given: several sums, so that one need not wait for the other. */
+/* A weight in units of the heaviest: one that counts stays above 0, so that an infinite sample keeps its say. */
+INLINE double lightened(REAL w, double heaviest) {
+    double share = w / heaviest;
+    return w > 0 && share < DBL_MIN ? DBL_MIN : share;
+}
+
+/* sum w (x scale - origin), or without weights: several sums, so that one need not wait for the other. */
 INLINE double shifted_sum(const REAL *x, const REAL *w, int64_t n, double origin, double scale, double heaviest) {
     double part[WAYS] = {0};
     int64_t i = 0;
     for (; i + WAYS <= n; i += WAYS)
 #pragma GCC unroll 8
         for (int k = 0; k < WAYS; ++k)
-            part[k] += (x[i + k] * scale - origin) * (w ? w[i + k] / heaviest : 1);
-    for (; i < n; ++i) part[i % WAYS] += (x[i] * scale - origin) * (w ? w[i] / heaviest : 1);
+            part[k] += (x[i + k] * scale - origin) * (w ? lightened(w[i + k], heaviest) : 1);
+    for (; i < n; ++i) part[i % WAYS] += (x[i] * scale - origin) * (w ? lightened(w[i], heaviest) : 1);
     return ((part[0] + part[4]) + (part[2] + part[6])) + ((part[1] + part[5]) + (part[3] + part[7]));
 }
 
@@ -24,7 +30,7 @@ static Mass mass_of(const REAL *w, int64_t n) {
     if (!w) return m;
     m.heaviest = m.total = 0;
     for (int64_t i = 0; i < n; ++i) m.heaviest = w[i] > m.heaviest ? w[i] : m.heaviest;
-    for (int64_t i = 0; i < n && m.heaviest > 0; ++i) m.total += w[i] / m.heaviest;
+    for (int64_t i = 0; i < n && m.heaviest > 0; ++i) m.total += lightened(w[i], m.heaviest);
     return m;
 }
 
@@ -36,6 +42,16 @@ INLINE double scaled_mean(const REAL *x, const REAL *w, int64_t n, Mass m, doubl
     if (!(fabs(origin) < INFINITY)) origin = 0;
     double sum = w ? shifted_sum(x, w, n, origin, scale, m.heaviest) : shifted_sum(x, NULL, n, origin, scale, 1);
     return origin + sum / m.total;
+}
+
+/* y, or the nearest number among the samples that count: a mean of finite samples is finite. */
+static double among(const REAL *x, const REAL *w, int64_t n, double y) {
+    double low = INFINITY, high = -INFINITY;
+    for (int64_t i = 0; i < n; ++i) {
+        if (w && !(w[i] > 0)) continue;
+        low = x[i] < low ? x[i] : low, high = x[i] > high ? x[i] : high;
+    }
+    return y < low ? low : y > high ? high : y;
 }
 
 static const REAL *samples_of(Worker *k, int64_t r, REAL *w) {
@@ -53,7 +69,7 @@ static void mean_row(Worker *k, int64_t r) {
     double y = NAN, small = 0x1p-128;
     if (m.heaviest > 0) {
         y = scaled_mean(x, w, n, m, 1);
-        if (!(fabs(y) < INFINITY)) y = scaled_mean(x, w, n, m, small) / small; /* a sum that was too large */
+        if (!(fabs(y) < INFINITY)) y = among(x, w, n, scaled_mean(x, w, n, m, small) / small); /* a sum too large */
     }
     job->y[r] = (REAL)y, job->steps[r] = 0;
 }
@@ -66,9 +82,9 @@ static void pull_mean(Worker *k, int64_t r) {
     if (w) read_row(k, r, k->tile, w, 1, n);
     Mass m = mass_of(w, n);
     double each = y != y && v != 0 ? y : v / m.total;
-    job->radius[r] = 0;
+    job->radius[r] = m.heaviest > 0 && y != y && v != 0 ? y : 0;
     if (w)
-        for (int64_t i = 0; i < n; ++i) out[i] = w[i] > 0 ? (REAL)(each * (w[i] / m.heaviest)) : 0;
+        for (int64_t i = 0; i < n; ++i) out[i] = w[i] > 0 ? (REAL)(each * lightened(w[i], m.heaviest)) : 0;
     else
         for (int64_t i = 0; i < n; ++i) out[i] = (REAL)each;
 }

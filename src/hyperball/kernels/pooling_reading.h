@@ -19,7 +19,8 @@ typedef struct { /* what one thread works in */
     const int64_t *x_offsets, *w_offsets;
     REAL *tile, *weights;
     Scratch own;
-    int64_t apart; /* from row to row, where rows are contiguous and without weights; else 0 */
+    int flat;      /* whether the samples of a row lie one after the other, in the order of its taps */
+    int64_t apart; /* from row to row, where rows are flat and without weights; else 0 */
     Tile one;      /* the penalty, where it is the same for all rows */
     ivec unusable;
 } Worker;
@@ -37,7 +38,7 @@ static void read_row(const Worker *k, int64_t r, REAL *x, REAL *w, int64_t step,
     const Job *job = k->job;
     int64_t n = width_of(job, r);
     const REAL *from = job->x + (job->bases ? job->bases[r] : offset(job->sizes, job->x_strides, job->row_dims, r));
-    if (step == 1 && n > 0 && k->x_offsets[n - 1] == n - 1)
+    if (step == 1 && k->flat)
         memcpy(x, from, (size_t)n * sizeof(REAL));
     else
         for (int64_t i = 0; i < n; ++i) x[i * step] = from[k->x_offsets[i]];

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from hyperball.kernels.pooling_gradient import may_hold_somewhere
 from hyperball.kernels.pooling_solver import gain_and_curvature, solve
-from hyperball.kernels.reading import can_look, export_records, is_concrete, row_sum
+from hyperball.kernels.reading import can_look, export_records, factor_where, is_concrete, row_sum
 from hyperball.rows import Value
 
 CONVEX_STEPS = 10  # fixed trip counts, chosen by tests/test_pooling_solver.py on rows with 0, 25 and 45 % outliers
@@ -85,7 +85,7 @@ def shrinking(x: Tensor, value: Value) -> Tensor | None:
     if not (may_hold_somewhere(c > large_c) if isinstance(c, Tensor) else c > large_c):
         return None
     large = (x.abs().amax(-1, keepdim=True) > large_x) & (c > large_c)
-    return torch.where(large, factor, 1.0).to(x.dtype)
+    return factor_where(large, factor, x.dtype)
 
 
 def _pool_clean(x: Tensor, weights: Tensor | None, value: Value, fixed: bool) -> tuple[Tensor, Tensor]:
@@ -113,7 +113,7 @@ def _per_row(parameter: Any) -> Any:
 def weighted_mean(x: Tensor, weights: Tensor | None) -> Tensor:
     """Σ w·x / Σ w, about the row's first sample so that a long way from 0 costs no digits."""
     _, large, factor = LARGE[x.dtype]
-    unit = torch.where(x.detach().abs().amax(-1, keepdim=True) > large, factor, 1.0).to(x.dtype)
+    unit = factor_where(x.detach().abs().amax(-1, keepdim=True) > large, factor, x.dtype)
     x = x * unit
     origin = x[..., :1]
     if weights is None:

@@ -40,6 +40,11 @@ def row_sum(rows: Tensor, *, keepdim: bool = False) -> Tensor:
     return rows.sum(-1, keepdim=keepdim)
 
 
+def factor_where(condition: Tensor, factor: float, dtype: torch.dtype) -> Tensor:
+    """The factor where the condition holds, else 1; of two numbers torch.where makes float32, in which 2**-400 is 0."""
+    return torch.ones_like(condition, dtype=dtype).masked_fill(condition, factor)
+
+
 def export_records() -> bool:
     """Whether torch.export is at work; traced by torch.compile, torch 2.11 would say so of itself."""
     return bool(getattr(torch.compiler, "is_exporting", lambda: False)())

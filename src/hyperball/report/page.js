@@ -216,7 +216,9 @@
   // Whoever follows a link to a folded section wants to read it.
   function openAimedAt() {
     const part = document.getElementById(location.hash.slice(1))?.firstElementChild;
-    if (part?.matches("details")) part.open = true;
+    if (!part?.matches("details")) return;
+    part.open = true;
+    if (unfolded.includes(part)) unfolded.splice(unfolded.indexOf(part), 1); // it stays open when a filter goes
   }
   addEventListener("hashchange", openAimedAt);
   openAimedAt();

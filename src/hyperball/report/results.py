@@ -99,10 +99,10 @@ def of_a_table(record: Curves | Features | Filters, joined: Sequence[Joined], fo
 def table_sections(joined: Sequence[Joined], found: Found) -> list[Section]:
     """The published tables; those that share a folder share its pictures, which are shown once.
 
-    Curves are drawn by every table that has runs which none before it drew. A table that stands before at a longer
-    scale is folded.
+    Curves are drawn by every table that has runs which none before it drew. A table that has numbers at a longer scale
+    is folded.
     """
-    folders, drawn, sections, longer = set(), set[int](), [], set[str]()
+    folders, drawn, sections = set(), set[int](), []
     for entry in joined:
         first = entry.table.folder not in folders
         own = [record for record in pictures(found) if of_a_table(record, [entry], found)] if first else []
@@ -110,11 +110,18 @@ def table_sections(joined: Sequence[Joined], found: Found) -> list[Section]:
         own.sort(key=lambda record: entry.place_of(stem(record)))
         shown = galleries(own, operators={record.name: entry.operator_of(stem(record)) for record in own})
         section = published_section(entry, first or not entry.used <= drawn, shown)
-        sections.append(replace(section, folded=entry.table.experiment in longer))
+        sections.append(replace(section, folded=any(is_longer(other, entry) for other in joined)))
         folders.add(entry.table.folder)
-        longer.add(entry.table.experiment)
         drawn |= entry.used
     return sections
+
+
+def is_longer(entry: Joined, other: Joined) -> bool:
+    """Whether an entry is another's table at a longer scale, with numbers."""
+    table, scales = entry.table, (entry.table.scale, other.table.scale)
+    if table.experiment != other.table.experiment or not set(scales) <= set(SCALES):
+        return False
+    return SCALES.index(scales[0]) > SCALES.index(scales[1]) and any(line.is_done for line in entry.lines)
 
 
 def stem(record: Curves | Features | Filters) -> str:
@@ -144,8 +151,8 @@ def overview(joined: Sequence[Joined]) -> Section | None:
     """
     if not joined:
         return None
-    rows = []
-    for entry in (entry for entry in joined if not is_part(entry, joined)):
+    rows, whole = [], [entry for entry in joined if not is_part(entry, joined)]
+    for entry in whole:
         table, cells = entry.table, entry.one_a_cell
         done = [line for line in cells if line.is_done]
         shares = is_share(table.metric)
@@ -171,8 +178,9 @@ def overview(joined: Sequence[Joined]) -> Section | None:
         "Only runs of the published schedule are held against the paper; shorter ones show the ordering alone: of "
         f"the pairs in a row or column that the paper has {APART:g} point or more apart, how many are in its order."
     )
-    drawn = tuple(picture for entry in joined if (picture := against_paper(entry)) is not None)
-    held = (Gallery("Ours against the paper's", drawn, "Every number of the published schedule."),) if drawn else ()
+    drawn = tuple(picture for entry in whole if (picture := against_paper(entry)) is not None)
+    lead_of_drawn = "Every number of the published schedule for which the paper has one too."
+    held = (Gallery("Ours against the paper's", drawn, lead_of_drawn),) if drawn else ()
     return Section("At a glance", lead, (trimmed(Table(columns, tuple(rows), 3)),), galleries=held, part="overview")
 
 

@@ -39,7 +39,7 @@ class Axis:
 def ticks(values: Sequence[float], count: int = 5) -> list[float]:
     """About `count` round numbers, from just below the least value to just above the largest."""
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
-    if high - low <= 1e-9 * max(abs(low), abs(high)):
+    if high - low <= max(1e-9 * max(abs(low), abs(high)), SMALLEST):
         low, high = low - (abs(low) * 0.1 or 0.5), high + (abs(high) * 0.1 or 0.5)
     raw = (high - low) / count
     power = 10.0 ** math.floor(math.log10(raw))

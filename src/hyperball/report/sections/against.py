@@ -12,7 +12,8 @@ from hyperball.report.sections.lines import MOST_LINES, colors, first_of
 from hyperball.report.sections.published import is_share, metric_words
 from hyperball.verdicts import NEAR, is_error
 
-SIDE, LEFT, RIGHT, TOP, BOTTOM = 320.0, 40.0, 18.0, 10.0, 40.0
+SIDE, TOP, BOTTOM = 320.0, 10.0, 40.0
+LEFT, RIGHT = (40.0, 10.0, 9.0), (18.0, 4.0, 5.0)  # room for ticks: at the least, and a gap with so much a character
 FEWEST = 3  # dots that a picture is worth
 
 
@@ -24,7 +25,9 @@ def against_paper(joined: Joined) -> Picture | None:
         return None
     values = [number for line in held for number in pair(line)]
     marks = ticks(values)
-    across = Axis(marks[0], marks[-1], LEFT, SIDE - RIGHT)
+    longest = max(len(label(mark, marks)) for mark in marks)
+    left, right = (max(least, gap + longest * each) for least, gap, each in (LEFT, RIGHT))
+    across = Axis(marks[0], marks[-1], left, SIDE - right)
     up = Axis(marks[0], marks[-1], SIDE - BOTTOM, TOP)
     names = list(dict.fromkeys(line.operator for line in held))
     styles = dict(zip(names, colors(names), strict=True))
