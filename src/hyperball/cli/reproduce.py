@@ -122,6 +122,7 @@ def options() -> argparse.ArgumentParser:
 def make(table: Experiment | Timing, own: argparse.Namespace, over: float) -> int:
     """One table, until the time is over: a measurement of times, or the training of its cells."""
     from hyperball.experiments.runtime import Timing, measure_times
+    from hyperball.training.allocator import keep_freed_memory
 
     folder = f"{getattr(table, 'family', None) or table.name}-{own.scale}"
     if not isinstance(table, Timing):
@@ -129,6 +130,7 @@ def make(table: Experiment | Timing, own: argparse.Namespace, over: float) -> in
     print(f"{table.title} ({table.source})", flush=True)
     if own.dry_run:
         return 0
+    keep_freed_memory()  # as processes that train do: layers are timed, not the system that clears pages
     kept = Path(own.collect) / folder if own.collect else None
     text = measure_times(table, own.scale, own.accelerator, Path(own.out) / folder, kept, over)
     return say_times(table.name, text)
