@@ -4,7 +4,7 @@ import json
 import re
 
 import pytest
-from report_cases import make_table, number, page_of, section_of, table_tree, write
+from report_cases import make_table, number, page_of, table_tree, write
 
 from hyperball.report import read_folder
 from hyperball.report.kinds import Published
@@ -49,7 +49,7 @@ def test_every_number_with_a_published_one_is_a_dot(tmp_path):
     }
     assert picture.svg.count("<circle") == 3
     assert [key.name for key in picture.legend] == ["tanh", "ball", "seg"]
-    assert "below it ours is better" in picture.note
+    assert "below the line ours is better" in picture.note
 
 
 def test_dots_stand_where_their_numbers_say(tmp_path):
@@ -72,7 +72,7 @@ def test_dots_stand_where_their_numbers_say(tmp_path):
 
 
 def test_higher_accuracies_are_better(tmp_path):
-    assert "above it ours is better" in picture_of(tmp_path, three(), metric="top1").note
+    assert "above the line ours is better" in picture_of(tmp_path, three(), metric="top1").note
 
 
 @pytest.mark.parametrize(
@@ -94,14 +94,14 @@ def test_what_cannot_be_compared_has_no_picture(numbers, more, tmp_path):
 def test_numbers_that_coincide_or_differ_widely_are_drawn(values, tmp_path):
     numbers = [number(f"row {at}", "a", value, [value]) for at, value in enumerate(values)]
     assert picture_of(tmp_path, numbers).svg.count("<circle") == 3
-    assert "Ours against the paper" in page_of(tmp_path)
+    assert "Ours against the papers" in page_of(tmp_path)
 
 
 def test_the_page_begins_with_the_pictures_of_the_published_schedule(tmp_path):
     make_table(tmp_path / "long", seeds=1, epochs=2)
     make_table(tmp_path / "short", seeds=1, epochs=2, scale="quick")
-    (gallery,) = section_of(tmp_path, title="At a glance").galleries
-    assert [(picture.table, picture.scale) for picture in gallery.charts] == [("synthetic-table", "paper")]
+    first = results_page(read_folder(tmp_path)).sections[0]
+    assert [(picture.table, picture.scale) for picture in first.charts] == [("synthetic-table", "paper")]
 
 
 def test_a_table_that_stands_before_at_a_longer_scale_is_folded(tmp_path):
@@ -126,8 +126,8 @@ def test_a_table_is_folded_for_a_longer_one_with_numbers_alone(tmp_path):
 def test_a_table_whose_cells_are_all_anothers_has_no_picture_of_its_own(tmp_path):
     write(tmp_path / "whole.json", table_tree("whole", three(number("mix", "a", 20.0, [21.0]))))
     write(tmp_path / "part.json", table_tree("part", three()))
-    (gallery,) = section_of(tmp_path, title="At a glance").galleries
-    assert [picture.table for picture in gallery.charts] == ["whole"]
+    first = results_page(read_folder(tmp_path)).sections[0]
+    assert [picture.table for picture in first.charts] == ["whole"]
 
 
 def test_ticks_of_many_characters_stay_inside(tmp_path):

@@ -478,7 +478,7 @@ def test_a_page_without_records_and_one_with_a_thousand_rows_work(visit, tmp_pat
 
 def test_a_dot_says_which_number_it_is(visit, address):
     page = visit(address)
-    plot = page.locator("section[data-part=overview] figure[data-table='synthetic-table'] svg.plot")
+    plot = page.locator("section[data-part=against] figure[data-table='synthetic-table'] svg.plot")
     plot.scroll_into_view_if_needed()
     plot.focus()
     page.keyboard.press("ArrowRight")

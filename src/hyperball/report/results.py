@@ -12,7 +12,7 @@ from hyperball.report.doubts import distinct, gathered
 from hyperball.report.files import natural
 from hyperball.report.folder import Found
 from hyperball.report.kinds import Attack, Bench, Published, RobustCell, Robustness
-from hyperball.report.page import Gallery, Page, Section
+from hyperball.report.page import Page, Section
 from hyperball.report.pictures import Curves, Features, Filters
 from hyperball.report.records import Run
 from hyperball.report.sections import lines as curves
@@ -42,7 +42,7 @@ HOW = "Hover over a number or a line, tap it or reach it with the Tab key, for i
 
 
 def results_page(found: Found, title: str = "Results") -> Page:
-    """Overview, published tables, robustness, other runs, figures, benchmarks, geometry, every run."""
+    """Ours against the papers', overview, tables, robustness, other runs, figures, benchmarks, geometry, every run."""
     tables = sorted(found.of(Published), key=place_of)
     joined = [Joined(table, found.runs, found.of(RobustCell)) for table in tables]
     used = set[int]().union(*(entry.used for entry in joined))
@@ -51,6 +51,7 @@ def results_page(found: Found, title: str = "Results") -> Page:
     for run in others:
         sets.setdefault((table_of(run, joined), run.data), []).append(run)
     sections: list[Section | None] = [
+        against_section(joined),
         overview(joined),
         *table_sections(joined, found),
         robustness_section(found),
@@ -151,8 +152,8 @@ def overview(joined: Sequence[Joined]) -> Section | None:
     """
     if not joined:
         return None
-    rows, whole = [], [entry for entry in joined if not is_part(entry, joined)]
-    for entry in whole:
+    rows = []
+    for entry in (entry for entry in joined if not is_part(entry, joined)):
         table, cells = entry.table, entry.one_a_cell
         done = [line for line in cells if line.is_done]
         shares = is_share(table.metric)
@@ -178,10 +179,18 @@ def overview(joined: Sequence[Joined]) -> Section | None:
         "Only runs of the published schedule are held against the paper; shorter ones show the ordering alone: of "
         f"the pairs in a row or column that the paper has {APART:g} point or more apart, how many are in its order."
     )
-    drawn = tuple(picture for entry in whole if (picture := against_paper(entry)) is not None)
-    lead_of_drawn = "Every number of the published schedule for which the paper has one too."
-    held = (Gallery("Ours against the paper's", drawn, lead_of_drawn),) if drawn else ()
-    return Section("At a glance", lead, (trimmed(Table(columns, tuple(rows), 3)),), galleries=held, part="overview")
+    return Section("At a glance", lead, (trimmed(Table(columns, tuple(rows), 3)),), part="overview")
+
+
+def against_section(joined: Sequence[Joined]) -> Section | None:
+    """One picture a table of the published schedule: every number against the paper's."""
+    drawn = [against_paper(entry) for entry in joined if not is_part(entry, joined)]
+    pictures = tuple(picture for picture in drawn if picture is not None)
+    lead = (
+        "A dot for every number of the published schedule that the paper has too: on the dotted line they are equal, "
+        f"the band is ±{NEAR:g} points."
+    )
+    return Section("Ours against the papers'", lead, charts=pictures, part="against") if pictures else None
 
 
 def is_part(entry: Joined, joined: Sequence[Joined]) -> bool:

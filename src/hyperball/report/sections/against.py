@@ -38,8 +38,7 @@ def against_paper(joined: Joined) -> Picture | None:
     )  # fmt: skip
     side = "below" if is_error(table.metric) else "above"
     named, cut = first_of(names, MOST_LINES, "names")
-    note = f"a dot a number; on the line they are equal, {side} it ours is better; the band is ±{NEAR:g} points"
-    note = "; ".join(filter(None, (note, cut)))
+    note = "; ".join(filter(None, (f"{side} the line ours is better", cut)))
     keys = tuple(Key(name, styles[name], name, swatch=True) for name in named)
     return Picture(
         table.title, drawn, metric_words(table.metric), note, keys, table=table.experiment, scale=table.scale
