@@ -283,17 +283,50 @@ def test_networks_that_normalize_nothing_have_a_lower_rate_to_the_end():
     assert any("have lr 0.01 to the end" in note for note in trained("projections-cifar10-networks").notes)
 
 
+LONGER = ", four times as long (control)"
+
+
 def test_networks_tested_after_every_epoch_are_those_of_the_table_of_last_epochs():
     whole = {entry.row: entry for entry in trained("pooling-test-outliers").entries}
+    rows = {"quadratic", "pseudo_huber fixed", "huber fixed", "welsch fixed"}
     for scale in ("paper", "quick"):
         chosen = trained("pooling-epochs").at(scale).entries
-        assert {entry.row for entry in chosen} == {"quadratic", "pseudo_huber fixed", "huber fixed", "welsch fixed"}
+        assert {entry.row for entry in chosen if entry.kind == "published"} == rows
         for entry in chosen:
             assert set(entry.recipe.log.conditions) == set(entry.conditions) == {"10 %", "30 %", "50 %", "70 %"}
-    for entry in trained("pooling-epochs").entries:
+    for entry in (entry for entry in trained("pooling-epochs").entries if entry.kind == "published"):
         assert entry.recipe == whole[entry.row].recipe
         shares = {name: whole[entry.row].published_conditions[name] for name in entry.conditions}
         assert (entry.published, entry.published_conditions) == (whole[entry.row].published, shares)
+
+
+def test_networks_trained_longer_have_the_published_epochs_at_the_scale_quick():
+    table = trained("pooling-epochs").at("quick")
+    held = {entry.row: entry for entry in table.entries}
+    longer = [entry for entry in table.entries if entry.row.endswith(LONGER)]
+    assert {entry.row.removesuffix(LONGER) for entry in longer} == {"quadratic", "pseudo_huber fixed"}
+    for entry in longer:
+        assert (entry.kind, entry.published, entry.recipe.epochs, entry.recipe.schedule.every) == (
+            "control",
+            None,
+            60,
+            20,
+        )
+        same = {"epochs": entry.recipe.epochs, "schedule.every": entry.recipe.schedule.every}
+        assert held[entry.row.removesuffix(LONGER)].recipe.override(same) == entry.recipe
+
+
+def test_controls_of_heads_differ_from_their_rows_in_the_learning_rate_alone():
+    table = trained("projections-imagewoof")
+    held = {(entry.row, entry.column): entry.recipe for entry in table.entries}
+    ends = ", learning rate 0.01 (control)"
+    slower = {entry.row.removesuffix(ends): entry for entry in table.entries if entry.row.endswith(ends)}
+    assert set(slower) == {"none", "BatchNorm alone", "l2 sphere"}
+    for row, entry in slower.items():
+        of = held.get((row, entry.column)) or held[f"{row} (control)", entry.column]
+        assert of.optimizer.lr == 0.1
+        assert entry.recipe == of.override({"optimizer.lr": 0.01})
+        assert entry.published is None
 
 
 @pytest.mark.parametrize("name", ["pooling-test-outliers", "pooling-outliers", "pooling-epochs", "projections-cifar10"])
