@@ -316,6 +316,16 @@ def test_networks_trained_longer_have_the_published_epochs_at_the_scale_quick():
         assert held[entry.row.removesuffix(LONGER)].recipe.override(same) == entry.recipe
 
 
+def test_the_first_epochs_are_those_of_the_published_schedule_at_the_scale_quick_too():
+    row = "pseudo_huber fixed"
+    whole = next(entry.recipe for entry in trained("pooling-test-outliers").entries if entry.row == row)
+    for scale, precision in (("paper", "tf32"), ("quick", "fp32")):
+        held = {entry.row: entry for entry in trained("pooling-epochs").at(scale).entries}
+        entry = held[f"{row}, the first 15 epochs as published (control)"]
+        assert (entry.kind, entry.published) == ("control", None)
+        assert entry.recipe == whole.override({"epochs": 15, "precision": precision})
+
+
 def test_controls_of_heads_differ_from_their_rows_in_the_learning_rate_alone():
     table = trained("projections-imagewoof")
     held = {(entry.row, entry.column): entry.recipe for entry in table.entries}

@@ -81,9 +81,12 @@ def network(pool: str) -> Recipe:
     return pointnet(pool, "tf32")
 
 
-def rows_of(facts: dict[str, Any]) -> list[tuple[str, Kind, Recipe, dict[str, list[float]]]]:
-    """Every row with its kind, recipe and published [top-1, mAP-6] by share: the paper's, those it lacks, ours."""
-    rows: list[tuple[str, Kind, Recipe, dict[str, list[float]]]] = [
+PooledRow = tuple[str, Kind, Recipe, dict[str, list[float]]]  # with the published [top-1, mAP-6] by share
+
+
+def rows_of(facts: dict[str, Any]) -> list[PooledRow]:
+    """Every row with its kind, recipe and published numbers: the paper's, those it lacks, ours."""
+    rows: list[PooledRow] = [
         (row, "published", network(pool_text(row)), pairs) for row, pairs in facts["cells"].items()
     ]
     rows += [(row, kind, network(pool_text(row)), {}) for row, kind in LACKING.items() if row not in facts["cells"]]
