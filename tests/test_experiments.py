@@ -74,7 +74,10 @@ def test_every_scale_is_shorter_and_changes_no_operator(name):
         reduced = paper.at(scale)
         assert [entry.name for entry in paper.entries] == [entry.name for entry in reduced.entries]
         for full, short in zip(paper.entries, reduced.entries, strict=True):
-            assert short.recipe.total_steps(100) < full.recipe.total_steps(100)
+            if scale == "quick" and "the first 15 epochs as published" in full.row:
+                assert short.recipe.total_steps(100) == full.recipe.total_steps(100) == 15 * 100
+            else:
+                assert short.recipe.total_steps(100) < full.recipe.total_steps(100)
             told = full.recipe.model.override(
                 {"magnitude": short.recipe.model.magnitude} if "alpha 10 instead of 1" in reduced.words(scale) else {}
             )

@@ -56,8 +56,8 @@ def table() -> Experiment:
         also=ALSO, protocol=SMALL_DOGS,
         reduction=Reduction(
             quick_imagewoof,
-            "30 of 90 epochs on images of 64×64 pixels, random ones of 73×73 instead of parts of 8 to 100 %; 16 channels "
-            "instead of 64 at the start; fp32",
+            "30 of 90 epochs on images of 64×64 pixels, random ones of 73×73 instead of parts of 8 to 100 %; 16 "
+            "channels instead of 64 at the start; fp32",
         ),
         draws=(convergence, learned_radii),
     )  # fmt: skip
