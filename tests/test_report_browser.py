@@ -1,4 +1,7 @@
-"""The report's page in a real browser: it loads, asks for nothing, and can be filtered, sorted, hovered and printed."""
+"""The report's page in a real browser: it loads, asks for nothing, and can be filtered, sorted, hovered and printed.
+
+One long file, as its tests share a browser and a page, whose making takes longer than most of them.
+"""
 
 import json
 import os
@@ -495,13 +498,13 @@ def test_a_link_of_the_contents_opens_the_section_it_leads_to(visit, tmp_path):
     folded = page.locator("section[data-table='synthetic-table'][data-scale=quick] > details:first-child")
     assert "scale: quick" in folded.locator("> summary").inner_text()
     assert not folded.locator("table").first.is_visible()
-    link = page.locator(".toc a", has_text="quick")
+    table, link = folded.locator("table").first, page.locator(".toc a", has_text="quick")
     link.click()
-    assert folded.locator("table").first.is_visible()
+    table.wait_for(state="visible")
     folded.locator("> summary").click()
-    assert not folded.locator("table").first.is_visible()
+    table.wait_for(state="hidden")
     link.click()  # the address is the same as before
-    assert folded.locator("table").first.is_visible()
+    table.wait_for(state="visible")
     assert page.locator("details.more[open]").count() == 0
 
 

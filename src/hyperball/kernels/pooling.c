@@ -218,8 +218,8 @@ static void middle_share(const Tile *t, REAL y, REAL v, REAL *share) {
     }
 }
 
-/* scale w psi' over the tile, in place of its samples; returns sum z times that. */
-INLINE double write_shares(int penalty, const Tile *t, vec y, REAL scale, REAL *x) {
+/* scale w psi' over the tile, in place of its samples; returns sum z times that, lane by lane. */
+INLINE vec shares_of(int penalty, const Tile *t, vec y, vec scale, REAL *x) {
     vec moment = splat(0);
     for (int64_t i = 0; i < t->n; ++i) {
         vec z = y - *(vec *)(x + i * LANES), psi, curvature, gain;
@@ -230,7 +230,16 @@ INLINE double write_shares(int penalty, const Tile *t, vec y, REAL scale, REAL *
         moment += z * curvature;
         *(vec *)(x + i * LANES) = curvature;
     }
-    return sum(moment);
+    return moment;
+}
+
+static vec write_shares(int penalty, const Tile *t, vec y, vec scale, REAL *x) {
+    switch (penalty) {
+        case HUBER: return shares_of(HUBER, t, y, scale, x);
+        case PSEUDO_HUBER: return shares_of(PSEUDO_HUBER, t, y, scale, x);
+        case BARRON: return shares_of(BARRON, t, y, scale, x);
+        default: return shares_of(WELSCH, t, y, scale, x);
+    }
 }
 
 /* The gradient of row r: v w psi'/D for every tap, D = max(sum w psi', 1e-3 sum w s), and v sum z J / c. */
@@ -277,26 +286,9 @@ static void pull_row(Worker *k, int64_t r) {
     }
     REAL least = s.gain[0] * (REAL)1e-3, divisor = s.h[0] > least ? s.h[0] : least;
     REAL scale = divisor > 0 ? v / divisor : 0;
-    double moment = penalty == HUBER          ? write_shares(HUBER, &t, splat(y), scale, k->tile)
-                    : penalty == PSEUDO_HUBER ? write_shares(PSEUDO_HUBER, &t, splat(y), scale, k->tile)
-                    : penalty == BARRON       ? write_shares(BARRON, &t, splat(y), scale, k->tile)
-                                              : write_shares(WELSCH, &t, splat(y), scale, k->tile);
+    double moment = sum(write_shares(penalty, &t, splat(y), splat(scale), k->tile));
     memcpy(out, k->tile, (size_t)n * sizeof(REAL));
     job->radius[r] = (REAL)(moment / t.c[0]);
-}
-
-/* scale w psi' over the tile, in place of its samples; returns sum z times that, for every lane. */
-INLINE vec write_lane_shares(int penalty, const Tile *t, vec y, vec scale, REAL *x) {
-    vec moment = splat(0);
-    for (int64_t i = 0; i < t->n; ++i) {
-        vec z = y - *(vec *)(x + i * LANES), psi, curvature, gain;
-        influence(penalty, 1, t, z, &psi, &curvature, &gain);
-        curvature *= scale;
-        if (t->w) curvature *= *(const vec *)(t->w + i * LANES);
-        moment += z * curvature;
-        *(vec *)(x + i * LANES) = curvature;
-    }
-    return moment;
 }
 
 /* The gradients of short rows, one a lane; what is out of the ordinary is left to `pull_row`. */
@@ -324,11 +316,7 @@ static void pull_short_rows(Worker *k, int64_t first, int64_t count) {
     slopes_and_gains(penalty, &t, y, &s);
     if (penalty == HUBER) odd |= ~(s.h > 0);
     vec divisor = vmax(s.h, s.gain * (REAL)1e-3), scale = pick(divisor > 0, v / divisor, splat(0));
-    vec moment = penalty == HUBER          ? write_lane_shares(HUBER, &t, y, scale, k->tile)
-                 : penalty == PSEUDO_HUBER ? write_lane_shares(PSEUDO_HUBER, &t, y, scale, k->tile)
-                 : penalty == BARRON       ? write_lane_shares(BARRON, &t, y, scale, k->tile)
-                                           : write_lane_shares(WELSCH, &t, y, scale, k->tile);
-    moment /= t.c;
+    vec moment = write_shares(penalty, &t, y, scale, k->tile) / t.c;
     for (int64_t l = 0; l < count; ++l) {
         for (int64_t i = 0; i < n; ++i) job->share[row[l] * n + i] = k->tile[i * LANES + l];
         job->radius[row[l]] = moment[l];
