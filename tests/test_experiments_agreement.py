@@ -194,6 +194,16 @@ def test_the_sign_of_a_difference_is_explained(papers, tiny, tmp_path):
     assert "difference: ours less the paper's; higher is better" in table(accuracy, lines)
 
 
+def test_shorter_scales_stand_behind_a_fold(tiny, tmp_path):
+    for scale in ("quick", "paper"):
+        write_record(jobs_of(tiny.at(scale), [0], tmp_path / f"tiny-{scale}")[0])
+    parts = markdown.made("tiny", tmp_path).split("\n\n<details>\n")
+    assert len(parts) == 2
+    assert parts[0].startswith("Scale `paper`")
+    assert parts[1].startswith("<summary>The scale <code>quick</code>: 1 of 3 numbers</summary>\n\nScale `quick`")
+    assert parts[1].endswith("|\n\n</details>")
+
+
 @pytest.fixture
 def part(tiny, monkeypatch) -> Experiment:
     """A figure of one cell of the tiny table."""

@@ -152,14 +152,6 @@ def test_a_run_of_another_scale_does_not_count(tmp_path):
     assert line.values == pytest.approx((20.0,))
 
 
-def test_tables_of_longer_scales_come_first_and_those_of_one_scale_by_their_names(tmp_path):
-    made = [("a", "quick"), ("b", "quarter"), ("t10", "paper"), ("t2", "paper"), ("t2", "quick"), ("z", "unheard of")]
-    for name, scale in made:
-        write(tmp_path / f"{name}-{scale}/table.json", table_tree(name, [number("x", "y", 1.0, [1.0])], scale=scale))
-    shown = [(entry.table, entry.scale) for entry in results_page(read_folder(tmp_path)).sections if entry.table]
-    assert shown == [("t2", "paper"), ("t10", "paper"), *made[1:2], *made[:1], *made[4:]]
-
-
 def test_a_table_without_runs_shows_its_own_numbers(tmp_path):
     write(tmp_path / "table.json", table_tree("t", [number("a", "x", "N/C", [31.5]), number("b", "x", 22.0, [])]))
     text = words_of(tmp_path)

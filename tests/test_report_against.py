@@ -110,8 +110,54 @@ def test_a_table_that_stands_before_at_a_longer_scale_is_folded(tmp_path):
     make_table(tmp_path / "b-quick", name="other", seeds=1, epochs=2, scale="quick")
     sections = [entry for entry in results_page(read_folder(tmp_path)).sections if entry.table and not entry.part]
     assert [(entry.table, entry.scale, entry.folded) for entry in sections] == [
-        ("synthetic-table", "paper", False), ("other", "quick", False), ("synthetic-table", "quick", True),
+        ("synthetic-table", "paper", False), ("synthetic-table", "quick", True), ("other", "quick", False),
     ]  # fmt: skip
+
+
+def test_longer_schedules_come_first_and_accuracies_before_times(tmp_path):
+    kept = [
+        ("a-short", "error", "quick"), ("b-both", "error", "quick"), ("b-both", "error", "paper"),
+        ("a-time", "ms", "paper"), ("c-quarter", "top1", "quarter"), ("d-other", "error", "of another program"),
+        ("b10", "error", "paper"), ("b2", "error", "paper"),
+    ]  # fmt: skip
+    for name, metric, scale in kept:
+        tree = table_tree(name, three(), metric=metric, scale=scale)
+        write(tmp_path / f"{name}-{scale}" / "table.json", tree)
+    sections = [entry for entry in results_page(read_folder(tmp_path)).sections if entry.table]
+    assert [(entry.table, entry.scale) for entry in sections] == [
+        ("b2", "paper"), ("b10", "paper"), ("b-both", "paper"), ("b-both", "quick"), ("a-time", "paper"),
+        ("c-quarter", "quarter"), ("a-short", "quick"), ("d-other", "of another program"),
+    ]  # fmt: skip
+
+
+def test_the_contents_name_a_table_once_with_all_its_scales(tmp_path):
+    for scale in ("quick", "paper", "quarter"):
+        make_table(tmp_path / scale, rows=("tanh",), seeds=1, epochs=2, scale=scale)
+    page = results_page(read_folder(tmp_path))
+    (entry,) = [entry for entry in page.contents if entry[0][1].table == "synthetic-table"]
+    assert [section.scale for _, section in entry] == ["paper", "quarter", "quick"]
+    assert all(page.sections[number - 1] is section for held in page.contents for number, section in held)
+    assert sum(map(len, page.contents)) == len(page.sections)
+
+
+@pytest.mark.parametrize(
+    "title, source, wanted",
+    [
+        ("CNN-9", "Liu et al., CVPR 2018, table 3", "Table 3. CNN-9"),
+        ("Features", "Liu et al., CVPR 2018, figures 1, 6 and 7", "Figures 1, 6 and 7. Features"),
+        ("Table 6's questions", "Liu et al., CVPR 2018, table 6", "Table 6's questions"),
+        ("Lengths", "Liu et al., CVPR 2018, section 3 and table 1", "Lengths"),
+        ("Pooling", "Du, Adaptive robust pooling", "Pooling"),
+        ("Chairs", "a stable 3", "Chairs"),
+    ],
+)
+def test_a_table_is_headed_by_its_number_in_the_paper(title, source, wanted, tmp_path):
+    write(tmp_path / "table.json", table_tree("t", three(), source=source) | {"title": title})
+    page = results_page(read_folder(tmp_path))
+    glance = next(section for section in page.sections if section.title == "At a glance")
+    assert glance.tables[0].rows[0][0].text == wanted
+    assert wanted in [section.title for section in page.sections]
+    assert page.sections[0].charts[0].title == wanted
 
 
 def test_a_table_is_folded_for_a_longer_one_with_numbers_alone(tmp_path):

@@ -508,5 +508,25 @@ def test_a_link_of_the_contents_opens_the_section_it_leads_to(visit, tmp_path):
     assert page.locator("details.more[open]").count() == 0
 
 
+def test_the_contents_lead_to_the_scales_that_a_filter_leaves(visit, tmp_path):
+    for scale in ("paper", "quick"):
+        make_table(tmp_path / f"in/{scale}", rows=("baseline", "tanh"), seeds=1, epochs=2, scale=scale)
+    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"), encoding="utf-8")
+    page = visit((tmp_path / "page.html").as_uri(), viewport={"width": 1400, "height": 900})
+    entry = page.locator(".toc li", has=page.locator("a.scale"))
+    title, scales = entry.locator("a").first, entry.locator("a.scale")
+    quick = page.locator("section[data-scale=quick]")
+    assert (entry.count(), scales.all_inner_texts()) == (1, ["paper", "quick"])
+    assert title.get_attribute("href") == scales.first.get_attribute("href")
+    page.select_option("[name=scale]", "quick")
+    assert [link.is_visible() for link in scales.all()] == [False, True]
+    assert title.get_attribute("href") == f"#{quick.get_attribute('id')}"
+    page.select_option("[name=scale]", "")
+    assert [link.is_visible() for link in scales.all()] == [True, True]
+    assert title.get_attribute("href") == scales.first.get_attribute("href")
+    page.fill("[name=text]", "no such words anywhere")
+    assert not entry.is_visible()
+
+
 def tip_of(page):
     return page.locator(".tip").inner_text()

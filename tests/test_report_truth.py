@@ -147,7 +147,7 @@ def test_a_doubt_names_its_seed_and_is_counted_once(tmp_path):
     doubted_table(tmp_path)
     page = results_page(read_folder(tmp_path))
     sections = {section.title: section for section in page.sections}
-    table, attacks = sections["Synthetic synthetic-attacks"], sections["Robustness"]
+    table, attacks = sections["Table 0. Synthetic synthetic-attacks"], sections["Robustness"]
     sentence = "seeds 0, 1: an invented doubt about masked gradients (2 such doubts)"
     assert table.doubts == (f"tanh, natural, {sentence}",)
     assert attacks.doubts == (f"tanh + cosine, {sentence}",)

@@ -201,10 +201,13 @@
     if (!filtered) unfolded.splice(0).forEach((part) => { part.open = false; });
     document.querySelector(".nothing").hidden = sections > 0;
     form.elements.count.value = filtered ? `${shown} of ${total} rows` : "";
-    all(".toc a").forEach((link) => {
-      const target = document.querySelector(link.getAttribute("href"));
-      link.parentNode.hidden = Boolean(target && target.hidden);
-    });
+    for (const entry of all(".toc li")) {
+      const [title, ...scales] = all("a", entry), links = scales.length ? scales : [title];
+      links.forEach((link) => { link.hidden = Boolean(document.querySelector(link.getAttribute("href"))?.hidden); });
+      const first = links.find((link) => !link.hidden);
+      entry.hidden = !first;
+      if (first) title.setAttribute("href", first.getAttribute("href"));
+    }
   }
   if (form) {
     form.hidden = false;

@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
+from itertools import groupby
 from math import log
 from pathlib import Path
 from typing import Any
@@ -128,6 +129,12 @@ class Page:
     left_out: tuple[LeftOut, ...] = ()
     footer: str = ""
     filters: bool = False
+
+    @property
+    def contents(self) -> list[list[tuple[int, Section]]]:
+        """Sections with their numbers; those of one table at several scales, which follow each other, as one entry."""
+        numbered = enumerate(self.sections, 1)
+        return [list(entry) for _, entry in groupby(numbered, lambda one: (one[1].title, one[1].table))]
 
     def choices(self, name: str) -> list[str]:
         """The tables, scales or operators that the filter offers."""

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import PurePath
 
+from hyperball.experiments.headings import heading
 from hyperball.experiments.scales import SCALES
 from hyperball.report.doubts import distinct, gathered
 from hyperball.report.files import natural
@@ -43,7 +44,7 @@ HOW = "Hover over a number or a line, tap it or reach it with the Tab key, for i
 
 def results_page(found: Found, title: str = "Results") -> Page:
     """Ours against the papers', overview, tables, robustness, other runs, figures, benchmarks, geometry, every run."""
-    tables = sorted(found.of(Published), key=place_of)
+    tables = in_reading_order(found.of(Published))
     joined = [Joined(table, found.runs, found.of(RobustCell)) for table in tables]
     used = set[int]().union(*(entry.used for entry in joined))
     others = [run for run in found.runs if id(run) not in used]
@@ -75,11 +76,21 @@ def results_page(found: Found, title: str = "Results") -> Page:
     )
 
 
-def place_of(table: Published) -> tuple[int, list[tuple[int, int, str]]]:
-    """A key that sorts the longest scale first, and tables of one scale by their names."""
+def in_reading_order(tables: Sequence[Published]) -> list[Published]:
+    """Longer schedules before shorter ones, accuracies before times, then by name; the scales of one table together."""
     longest_first = list(reversed(SCALES))
-    rank = longest_first.index(table.scale) if table.scale in longest_first else len(SCALES)
-    return rank, natural(table.experiment)
+
+    def rank(table: Published) -> int:
+        return longest_first.index(table.scale) if table.scale in longest_first else len(SCALES)
+
+    best: dict[str, int] = {}
+    for table in tables:
+        best[table.experiment] = min(rank(table), best.get(table.experiment, len(SCALES)))
+
+    def place(table: Published) -> tuple[int, bool, list[tuple[int, int, str]], int]:
+        return best[table.experiment], not is_share(table.metric), natural(table.experiment), rank(table)
+
+    return sorted(tables, key=place)
 
 
 def table_of(run: Run, joined: Sequence[Joined]) -> int:
@@ -164,7 +175,7 @@ def overview(joined: Sequence[Joined]) -> Section | None:
         kept, pairs = pairs_in_order(done) if shares else (0, 0)
         spans = f"{min(seeds)}–{max(seeds)}" if seeds and min(seeds) < max(seeds) else str(max(seeds, default=0))
         rows.append((
-            Cell(table.title, tip=f"{table.name}\n{finding(entry)}"), Cell(table.experiment),
+            Cell(heading(table.title, table.source), tip=f"{table.name}\n{finding(entry)}"), Cell(table.experiment),
             Cell(table.scale, tip=table.protocol),
             Cell(f"{len(done)} of {len(cells)}", sort=len(done) / max(len(cells), 1)),
             Cell(f"{kept} of {pairs}" if pairs else "–", sort=kept / pairs if pairs else None),

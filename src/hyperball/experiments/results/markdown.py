@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hyperball.experiments.headings import heading
 from hyperball.experiments.jobs.attack_jobs import doubts_of
 from hyperball.experiments.pictures import filter_lengths
 from hyperball.experiments.plan import SOURCE
@@ -114,9 +115,10 @@ def made(name: str, results: Path) -> str:
     check_name(name)
     if name == SUMMARY:
         return summary(results)
-    is_trained = isinstance(TABLES[name](), Experiment)
-    parts = [detail(found) for found in scales_of(name, results)] if is_trained else times_of(name, results)
-    return "\n\n".join(parts) or NOTHING
+    if not isinstance(TABLES[name](), Experiment):
+        return "\n\n".join(times_of(name, results)) or NOTHING
+    found = list(scales_of(name, results))
+    return "\n\n".join([*map(detail, found[:1]), *map(folded, found[1:])]) or NOTHING
 
 
 def scales_of(name: str, results: Path) -> Iterator[Found]:
@@ -188,7 +190,8 @@ def summary_row(found: Found) -> tuple[str, ...]:
     close = sum(map(found.is_close, found.beside))
     kept, pairs = pairs_in_order(found.measured)
     return (
-        found.experiment.title, found.scale, f"{len(found.measured)} of {len(found.lines)}", count,
+        heading(found.experiment.title, found.experiment.source), found.scale,
+        f"{len(found.measured)} of {len(found.lines)}", count,
         f"{kept} of {pairs}" if pairs else "–",
         f"{close} of {len(found.beside)}" if found.beside else "–",
         f"{statistics.median(gains):+.2f}" if gains else "–",
@@ -209,6 +212,12 @@ def detail(found: Found) -> str:
     remarks = "".join(f"\n- {remark}" for remark in found.remarks)
     more = f"\n\nMean lengths:\n\n{markdown_table(LENGTHS, found.lengths)}" if found.lengths else ""
     return f"{above(found)}\n\n{numbers}{more}" + (f"\n{remarks}" if remarks else "")
+
+
+def folded(found: Found) -> str:
+    """A table behind a fold that says its scale."""
+    words = f"The scale <code>{found.scale}</code>: {len(found.measured)} of {len(found.lines)} numbers"
+    return f"<details>\n<summary>{words}</summary>\n\n{detail(found)}\n\n</details>"
 
 
 def above(found: Found) -> str:

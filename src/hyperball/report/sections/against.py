@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 
+from hyperball.experiments.headings import heading
 from hyperball.report.drawing.axes import Axis, label, ticks
 from hyperball.report.drawing.svg import Key, Picture, Safe, element, path, svg
 from hyperball.report.sections.join import Joined, Line
@@ -41,7 +42,13 @@ def against_paper(joined: Joined) -> Picture | None:
     note = "; ".join(filter(None, (f"{side} the line ours is better", cut)))
     keys = tuple(Key(name, styles[name], name, swatch=True) for name in named)
     return Picture(
-        table.title, drawn, metric_words(table.metric), note, keys, table=table.experiment, scale=table.scale
+        heading(table.title, table.source),
+        drawn,
+        metric_words(table.metric),
+        note,
+        keys,
+        table=table.experiment,
+        scale=table.scale,
     )
 
 

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
+from hyperball.experiments.headings import heading
 from hyperball.report.doubts import Doubt, distinct, gathered
 from hyperball.report.drawing.axes import Axis
 from hyperball.report.drawing.svg import Safe, element, svg
@@ -37,7 +38,7 @@ def published_section(joined: Joined, curves_too: bool = True, pictures: Sequenc
     galleries = [*([convergence(joined), outliers(joined), radii(joined)] if curves_too else []), *pictures]
     said = [(f"{line.number.row}, {joined.split(line.number.column)[0]}", d) for line in lines for d in line.doubts]
     return Section(
-        f"{table.title}", lead, tuple(tables), remarks=tuple(table.notes), doubts=gathered(said),
+        heading(table.title, table.source), lead, tuple(tables), remarks=tuple(table.notes), doubts=gathered(said),
         doubt_count=len(doubts_of(lines)),
         finding=finding(joined), badges=(table.experiment, f"scale: {table.scale}"),
         table=table.experiment, scale=table.scale, galleries=tuple(entry for entry in galleries if entry.charts),
