@@ -508,6 +508,21 @@ def test_a_link_of_the_contents_opens_the_section_it_leads_to(visit, tmp_path):
     assert page.locator("details.more[open]").count() == 0
 
 
+def test_every_number_can_be_read_whatever_its_verdict(visit, tmp_path):
+    ours = {"better": 20.0, "near": 26.0, "worse": 30.0}
+    tree = table_tree("t", [number(row, column, 25.0, [value]) for row, value in ours.items() for column in "ab"])
+    write(tmp_path / "in/table.json", tree)
+    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"), encoding="utf-8")
+    shown = "parts => parts.every((part) => getComputedStyle(part).opacity === '1')"
+    for scheme in ("light", "dark"):
+        page = visit((tmp_path / "page.html").as_uri(), color_scheme=scheme)
+        for verdict in ours:
+            cells = page.locator(f"section[data-table=t] td.{verdict}")
+            assert cells.count() == 4  # two in the short table, two in the long one
+            assert cells.evaluate_all(shown)
+            assert cells.locator("span, small").evaluate_all(shown)
+
+
 def test_the_contents_lead_to_the_scales_that_a_filter_leaves(visit, tmp_path):
     for scale in ("paper", "quick"):
         make_table(tmp_path / f"in/{scale}", rows=("baseline", "tanh"), seeds=1, epochs=2, scale=scale)

@@ -63,7 +63,7 @@ def frame(marks: Sequence[float], across: Axis, up: Axis) -> Safe:
     """Ticks, the line of equal numbers, the band of those that count as reproduced, and the names of the axes."""
     low, high = marks[0], marks[-1]
     corners = [(low, low + NEAR), (high - NEAR, high), (high, high), (high, high - NEAR), (low + NEAR, low), (low, low)]
-    parts = [element("path", class_="near", d=path((across(x), up(y)) for x, y in corners) + "Z")]
+    parts = [element("path", class_="corridor", d=path((across(x), up(y)) for x, y in corners) + "Z")]
     for value in marks:
         parts.append(element("path", class_="grid", d=f"M{across.start:g} {up(value):g}H{across.end:g}"))
         parts.append(element("text", label(value, marks), x=across.start - 6, y=up(value) + 4, text_anchor="end"))
