@@ -14,7 +14,7 @@ from hyperball.experiments.jobs import conditions
 from hyperball.experiments.jobs.conditions import conditions_in, with_conditions
 from hyperball.experiments.jobs.drawing import draw
 from hyperball.experiments.jobs.runners import Job
-from hyperball.experiments.pictures import under_conditions
+from hyperball.experiments.pictures import errors_under_conditions, under_conditions
 from hyperball.experiments.reproduce import Follower, annotate, as_data, compare, jobs_of, table
 from hyperball.experiments.results.broken import odd_results
 from hyperball.experiments.results.collecting import Keeper, collect, seeds_in, write_table
@@ -97,6 +97,8 @@ def test_the_best_epoch_under_a_condition_stands_beside_the_last_one(tiny, tmp_p
     assert series["x"] == [1, 2, 3]
     ends = [100 * found["last"]["top1"] for found in held]
     assert series["y"][-1] == pytest.approx(sum(ends) / 2, rel=1e-4)
+    (errors,) = errors_under_conditions(finished)["under-50"]["series"]
+    assert errors["y"] == pytest.approx([100 - value for value in series["y"]], rel=1e-3)
 
 
 @pytest.mark.parametrize("under", [None, {}, {"50 %": {}}], ids=str)

@@ -136,3 +136,16 @@ def test_a_captured_test_sees_the_inputs_of_each_condition(tmp_path: Path) -> No
         assert record.results["conditions"][name]["last"]["top1"] == pytest.approx(alone.top1, abs=0.02)
         assert record.results["conditions"][name]["last"]["loss"] == pytest.approx(alone.loss, rel=1e-3)
     assert record.results["last"]["loss"] == pytest.approx(evaluate(tmp_path).loss, rel=1e-3)
+
+
+@pytest.mark.parametrize("name", ["plain", "decoupled"])
+def test_tests_with_fresh_statistics_change_nothing_of_a_captured_training(name: str, tmp_path: Path) -> None:
+    """Their passes are eager, between replays of graphs that read and write the same running means."""
+    fresh = {**VARIANTS[name], "engine.compile": False, "log.conditions": {"fresh": {"statistics": 4}}}
+    without, _ = losses(tmp_path / "without", {**fresh, "log.conditions": {}})
+    captured, engine = losses(tmp_path / "captured", fresh)
+    eager = train(recipe({**fresh, "engine.capture": False}), tmp_path / "eager", dataset=colors()).results
+    assert engine["captured"], engine
+    assert captured == without
+    lines = [line for line in read_metrics(tmp_path / "captured" / "metrics.jsonl") if line["kind"] == "evaluation"]
+    assert lines[-1]["conditions"]["fresh"] == pytest.approx(eager["conditions"]["fresh"]["last"]["top1"], abs=0.02)

@@ -60,20 +60,32 @@ def lag(finished: Sequence[Finished]) -> str:
 
 def under_conditions(finished: Sequence[Finished]) -> Mapping[str, dict[str, Any]]:
     """Test accuracy over epochs under every condition that evaluations tested, a picture each."""
+    return under_each(finished, "accuracy", lambda top1: 100 * top1)
+
+
+def errors_under_conditions(finished: Sequence[Finished]) -> Mapping[str, dict[str, Any]]:
+    """The same as test error."""
+    return under_each(finished, "error", lambda top1: 100 * (1 - top1))
+
+
+def under_each(
+    finished: Sequence[Finished], word: str, value: Callable[[float], float]
+) -> Mapping[str, dict[str, Any]]:
+    """A picture for every condition: over epochs, what a value makes of the accuracy under it."""
     names = dict.fromkeys(name for run in finished for name in run.entry.recipe.log.conditions)
     drawn = {
         f"under-{slug(name)}": curves(
-            f"Test accuracy, {name}", "epoch", "test accuracy, %",
-            series_of(finished, "evaluation", "epoch", partial(accuracy_under, name)),
+            f"Test {word}, {name}", "epoch", f"test {word}, %",
+            series_of(finished, "evaluation", "epoch", partial(under_one, name, value)),
         )
         for name in names
     }  # fmt: skip
     return {name: picture for name, picture in drawn.items() if picture["series"]}
 
 
-def accuracy_under(condition: str, line: Line) -> float | None:
+def under_one(condition: str, value: Callable[[float], float], line: Line) -> float | None:
     found = line.get("conditions", {}).get(condition)
-    return 100 * found if is_number(found) else None
+    return value(found) if is_number(found) else None
 
 
 def learned_radii(finished: Sequence[Finished]) -> Mapping[str, dict[str, Any]]:

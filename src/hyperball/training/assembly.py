@@ -22,7 +22,9 @@ from hyperball.training.objective import Objective
 from hyperball.training.optimizers import Rates
 from hyperball.training.recipe import Recipe
 from hyperball.training.schedule import Schedule
+from hyperball.training.sections import STATISTICS
 from hyperball.training.sets import Feed, train_feed
+from hyperball.training.statistics import normalizations, relative_radii
 from hyperball.training.step import Parts, Step
 
 
@@ -58,6 +60,7 @@ def assemble(
     network.train().to(engine.device)
     if engine.device.type == "cuda" and recipe.engine.channels_last and dataset.kind == "images":
         network.to(memory_format=torch.channels_last)
+    check_statistics(recipe, network)
     feed.set(0, 0)
     check_shape(network, feed.take()[0][:2], recipe.model.name)
     parts, projection = build_parts(recipe, engine, network, feed)
@@ -73,6 +76,16 @@ def assemble(
         Evaluator(engine, network, dataset, recipe.log.evaluation_batch, captured, options, conditions),
         projection, homotopy, total,
     )  # fmt: skip
+
+
+def check_statistics(recipe: Recipe, network: Network) -> None:
+    """Refuse tests with statistics computed anew of a network that has none."""
+    for name, changes in recipe.log.conditions.items():
+        if STATISTICS in changes and not (normalizations(network) or relative_radii(network)):
+            raise RecipeError(
+                f"`log.conditions.{name}.{STATISTICS}` needs a network with running means, of normalization or of "
+                f"relative radii, got {recipe.model.name} without any"
+            )
 
 
 def build_parts(recipe: Recipe, engine: Engine, network: Network, feed: Feed) -> tuple[Parts, WeightProjection | None]:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
@@ -60,6 +61,13 @@ class Engine:
         if self.world_size == 1:
             return value
         return int(self.fabric.all_reduce(torch.tensor(value, device=self.device), reduce_op="max"))
+
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean over all processes."""
+        if self.world_size == 1:
+            return tensor
+        found: Tensor = self.fabric.all_reduce(tensor, reduce_op="mean")
+        return found
 
     def synchronize(self) -> None:
         """Wait for the device."""

@@ -55,7 +55,9 @@ class Evaluator:
         return measure(*self.predict())
 
     def measure_under(self, condition: str) -> Metrics:
-        """The metrics under one of the conditions."""
+        """The metrics under a condition: with its inputs, if it has any."""
+        if condition not in self.conditions:
+            return self.measure()
         assert isinstance(self.split, Samples)
         self.samples.inputs.copy_(self.conditions[condition])
         try:

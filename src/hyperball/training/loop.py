@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +36,8 @@ from hyperball.training.record import (
     environment,
     peak_memory,
 )
-from hyperball.training.statistics import begin_at_first_batch
+from hyperball.training.sections import STATISTICS
+from hyperball.training.statistics import begin_at_first_batch, fresh_statistics
 
 
 class Diverged(NonFiniteError):
@@ -143,7 +145,7 @@ class Run:
         average = self.parts.parts.average
         with nullcontext() if average is None else average.applied():
             metrics = self.parts.evaluator.measure()
-            under = {name: self.parts.evaluator.measure_under(name) for name in self.recipe.log.conditions}
+            under = {name: self.measure_under(name) for name in self.recipe.log.conditions}
             found = summarize(self.parts.network.model)
         if metrics.nonfinite:
             where = f"the logits of {metrics.nonfinite} of {metrics.samples} test samples"
@@ -154,6 +156,14 @@ class Run:
         also = {"conditions": {name: held.top1 for name, held in under.items()}} if under else {}
         self.write({**line, **also})
         self.progress.evaluated(EvaluationReport(self.step, self.epoch, metrics, found))
+
+    def measure_under(self, name: str) -> Metrics:
+        """The metrics under a condition: with other inputs, with statistics computed anew, or both."""
+        count = self.recipe.log.conditions[name].get(STATISTICS, 0)
+        passes = [partial(self.parts.step.look, index % self.per_epoch) for index in range(count)]
+        fresh = fresh_statistics(self.parts.network, passes, self.engine.mean) if passes else nullcontext()
+        with fresh:
+            return self.parts.evaluator.measure_under(name)
 
     def keep(self, metrics: Metrics, under: Mapping[str, Metrics]) -> None:
         """Note the last, the best and the first epoch's result, and the last and best under every condition."""

@@ -334,6 +334,9 @@ class EngineConfig(Section):
     channels_last: bool = True
 
 
+STATISTICS = "statistics"  # of a condition: so many training batches for those of normalization
+
+
 @dataclass(frozen=True)
 class LogConfig(Section):
     """How often a run speaks and saves: losses every so many steps, the rest every so many epochs.
@@ -343,7 +346,8 @@ class LogConfig(Section):
         evaluation_batch: samples of one batch of an evaluation; the default is the most, and fewer are taken where the
             maps of a network are large.
         norms: with the losses, lengths of filters and of their gradients in the latest step.
-        conditions: further tests at every evaluation, by name: other fields of `data`, such as {"outliers": 0.5}.
+        conditions: further tests at every evaluation, by name: other fields of `data`, such as {"outliers": 0.5}, and
+            `statistics`, the training batches over which those of normalization are computed anew for the test.
     """
 
     section: ClassVar[str] = "log"
@@ -363,6 +367,11 @@ class LogConfig(Section):
                 raise RecipeError(
                     f"`log.conditions.{name}` must map fields of `data` to other values, such as "
                     f'{{"outliers": 0.5}}, got {changes!r}'
+                )
+            batches = fields.get(STATISTICS, 1)
+            if type(batches) is not int or batches < 1:
+                raise RecipeError(
+                    f"`log.conditions.{name}.{STATISTICS}` must be a number of training batches >= 1, got {batches!r}"
                 )
         for name in ("every", "evaluate_every", "evaluation_batch", "checkpoint_every"):
             self.require(getattr(self, name) >= 1, name, ">= 1")

@@ -14,7 +14,7 @@ from hyperball import data
 from hyperball.data import Augment, Batches, Dataset, Files, Samples
 from hyperball.training.fields import RecipeError
 from hyperball.training.recipe import Recipe
-from hyperball.training.sections import DataConfig
+from hyperball.training.sections import STATISTICS, DataConfig
 
 OUTLIER_SEEDS = {"train": 1, "test": 2}
 SPLITS = tuple(OUTLIER_SEEDS)
@@ -123,14 +123,17 @@ def held_source(recipe: Recipe, source: Source) -> Source:
 
 
 def condition_inputs(recipe: Recipe, dataset: Dataset, source: Source) -> dict[str, Tensor]:
-    """The inputs of the test split under each of `log.conditions`: as many samples, of one shape, with its labels."""
-    if not recipe.log.conditions:
-        return {}
-    own = dataset.test
-    if not isinstance(own, Samples):
-        raise RecipeError(f"`log.conditions` is for sets in memory, got the files of {dataset.name}")
-    made = {}
-    for name, changes in recipe.log.conditions.items():
+    """The inputs of the test split under `log.conditions` that change them: as many, of one shape, with its labels."""
+    own, made = dataset.test, dict[str, Tensor]()
+    for name, whole in recipe.log.conditions.items():
+        changes = {key: value for key, value in whole.items() if key != STATISTICS}
+        if not changes:
+            continue
+        if not isinstance(own, Samples):
+            raise RecipeError(
+                f"`log.conditions` is for sets in memory, got the files of {dataset.name} and {name!r}, of which "
+                f"`{STATISTICS}` alone would do"
+            )
         try:
             config = for_evaluation(recipe.data.override(changes), recipe.data)
             test = load_set(config, source, used=("test",)).test

@@ -90,9 +90,9 @@ class Step:
         homotopy = self.parts.homotopy
         return self.pending and (self.compiled.on or self.captured.on) and (homotopy is None or homotopy.done)
 
-    def look(self) -> None:
-        """Run the network over the first batch, in training mode."""
-        self.place(0, 0, 0)
+    def look(self, index: int = 0) -> None:
+        """Run the network over a batch of the first epoch, in training mode."""
+        self.place(0, index, index)
         with self.engine.fabric.autocast():
             self.parts.network(self.batch()[0])
 

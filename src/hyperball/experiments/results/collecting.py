@@ -12,7 +12,14 @@ from hyperball.experiments.jobs.attack_jobs import doubts_of
 from hyperball.experiments.jobs.conditions import CONDITIONS, conditions_in
 from hyperball.experiments.jobs.drawing import PICTURES, drawn_by, finished_of, write_picture
 from hyperball.experiments.jobs.runners import Job, foreign, reason_of
-from hyperball.experiments.pictures import CURVES, convergence, filter_lengths, learned_radii, under_conditions
+from hyperball.experiments.pictures import (
+    CURVES,
+    convergence,
+    errors_under_conditions,
+    filter_lengths,
+    learned_radii,
+    under_conditions,
+)
 from hyperball.experiments.reproduce import annotate, as_data, compare, jobs_of
 from hyperball.experiments.results.broken import damage
 from hyperball.experiments.results.robustness_record import ROBUSTNESS
@@ -27,7 +34,7 @@ LOST = "could not keep"
 SEEDS = range(2**63)  # that a recipe may have
 LINES = 60  # of every kind, that a kept metrics.jsonl holds
 FROM_RECORDS: tuple[Draw, ...] = (  # other pictures need weights
-    convergence, filter_lengths, learned_radii, under_conditions,
+    convergence, errors_under_conditions, filter_lengths, learned_radii, under_conditions,
 )  # fmt: skip
 
 

@@ -23,6 +23,12 @@ STATISTICS = (
     "first batch, which is ours): while the learning rate is high, a test measures weights with statistics about 1,000 "
     "steps old, and lags behind the training; at the end the weights hardly move and it does not"
 )
+FRESH = {"log.conditions": {"fresh statistics": {"statistics": 16}}}
+FRESH_STATISTICS = (
+    "except at the scale quick, the networks of figure 4 are tested after every other epoch with statistics of 16 "
+    "training batches beside the running ones, which shows how they converge; such tests are no numbers of the table, "
+    "and records made before have none"
+)
 DECAY = (
     "L2 5e-4 spares decoupled filters, as in the authors' code; which weights of a plain network it acts on is "
     "published nowhere: here on all"
@@ -38,7 +44,8 @@ def quick(recipe: Recipe, part: float = 1 / 340, **more: Any) -> Recipe:
     if "norm_momentum" in options:
         options["norm_momentum"] = 0.05
     sizes = {"batch_size": 32, "data.train_size": round(32 * CIFAR_STEPS * part), "data.test_size": 1000}
-    return shorter(recipe, part, precision="fp32", **{**sizes, "model.options": options, **more})
+    rest = {"model.options": options, "log.conditions": {}}
+    return shorter(recipe, part, precision="fp32", **{**sizes, **rest, **more})
 
 
 def quick_cnn9(recipe: Recipe) -> Recipe:
@@ -80,6 +87,16 @@ NARROW_RESNET32 = Reduction(
 )
 QUICK_RESNET32 = Reduction(quick_resnet32, f"CIFAR-10; {NARROW_RESNET32.words}")
 REDUCTIONS = {"cnn9": QUICK_CNN9, "resnet32": QUICK_RESNET32}
+
+
+def spared(recipe: Recipe, column: str) -> Entry:
+    """The control of a plain network whose filters do not decay, as those of decoupled ones do not."""
+    return Entry("baseline, no decay on filters (control)", column, recipe.override(SPARED), kind="control")
+
+
+def with_spared(notes: tuple[str, ...], kept: str) -> tuple[str, ...]:
+    """The notes of a table with that control, which says where decay is kept."""
+    return tuple(f"{note}, in a control on its {kept}" if note == DECAY else note for note in notes)
 
 
 def operator(row: str, angular: str) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from hyperball.experiments.protocols import cifar
 from hyperball.experiments.table import Entry, Experiment, published
 from hyperball.experiments.tables.dcnet.cifar import (
     CODE,
+    FRESH,
     LAST,
     QUICK_RESNET32,
     SOURCE,
@@ -26,7 +27,7 @@ def table() -> Experiment:
         "weighting=joint (eq 15)": ({"weighting": "joint"}, {}),
         "weighting=split (eq 16)": ({"weighting": "split"}, {}),
         "gradients=standard": ({}, plain),
-        "gradients=projection": ({}, {"log.norms": True}),
+        "gradients=projection": ({}, {"log.norms": True, **FRESH}),
         "gradients=weighted": ({}, {**plain, "regularizers.weighted_gradients": "grad"}),
     }
     cells = tuple(

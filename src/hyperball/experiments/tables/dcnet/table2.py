@@ -8,9 +8,9 @@ from hyperball.experiments.pictures import convergence, first_filters
 from hyperball.experiments.protocols import cifar
 from hyperball.experiments.table import Entry, Experiment
 from hyperball.experiments.tables.dcnet.cifar import (
-    DECAY,
-    SPARED,
     angular_table,
+    spared,
+    with_spared,
 )
 
 NO_BIAS = (
@@ -27,10 +27,12 @@ def table() -> Experiment:
     )
     plain = cifar("cifar100", "cnn9", norm="none")
     controls = (
-        Entry("baseline, no decay on filters (control)", "cosine", plain.override(SPARED), kind="control"),
+        spared(plain, "cosine"),
         Entry(
             "baseline, biases (control)", "cosine", plain.override({"model.options": {"bias": True}}), kind="control"
         ),
     )
-    told = tuple(f"{DECAY}, in a control on its classifier" if note == DECAY else note for note in made.notes)
-    return replace(made, entries=(*made.entries, *controls), notes=told, draws=(convergence, first_filters))
+    return replace(
+        made, entries=(*made.entries, *controls), notes=with_spared(made.notes, "classifier"),
+        draws=(convergence, first_filters),
+    )  # fmt: skip
