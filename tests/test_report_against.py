@@ -130,6 +130,18 @@ def test_longer_schedules_come_first_and_accuracies_before_times(tmp_path):
     ]  # fmt: skip
 
 
+def test_tables_made_of_another_s_runs_follow_it(tmp_path):
+    for scale in ("quick", "paper"):
+        for folder, names in {"net-table2": ("net-table2", "net-figure1"), "net-table10": ("net-table10",)}.items():
+            for name in names:
+                file = "table.json" if name == folder else f"{name}.json"
+                tree = table_tree(name, [number("a", "b", 20.0, [21.0])], scale=scale)
+                write(tmp_path / f"{folder}-{scale}" / file, tree)
+    sections = [(s.table, s.scale) for s in results_page(read_folder(tmp_path)).sections if s.table]
+    names = ("net-table2", "net-figure1", "net-table10")
+    assert sections == [(name, scale) for name in names for scale in ("paper", "quick")]
+
+
 def test_the_contents_name_a_table_once_with_all_its_scales(tmp_path):
     for scale in ("quick", "paper", "quarter"):
         make_table(tmp_path / scale, rows=("tanh",), seeds=1, epochs=2, scale=scale)

@@ -36,6 +36,7 @@ from hyperball.report.tables import Cell, Table, family, group, group_table, run
 from hyperball.verdicts import AGREES, APART, NEAR
 
 DRAWN_ANYWAY = ("convergence", "convergence-training", "radii")  # from the runs themselves, with a line for every cell
+MAIN = "table.json"  # of a folder; tables made of the same runs have files of their own names
 MOST_RUNS, FEW_RUNS = 2000, 8
 OWN = "Runs of no published table."
 LAST = "Every result is that of the last iterate, as mean ± standard deviation over seeds."
@@ -77,7 +78,10 @@ def results_page(found: Found, title: str = "Results") -> Page:
 
 
 def in_reading_order(tables: Sequence[Published]) -> list[Published]:
-    """Longer schedules before shorter ones, accuracies before times, then by name; the scales of one table together."""
+    """Longer schedules before shorter ones, accuracies before times, then by name; the scales of one table together.
+
+    A figure made of a table's runs lies in its folder, and follows it.
+    """
     longest_first = list(reversed(SCALES))
 
     def rank(table: Published) -> int:
@@ -87,8 +91,12 @@ def in_reading_order(tables: Sequence[Published]) -> list[Published]:
     for table in tables:
         best[table.experiment] = min(rank(table), best.get(table.experiment, len(SCALES)))
 
-    def place(table: Published) -> tuple[int, bool, list[tuple[int, int, str]], int]:
-        return best[table.experiment], not is_share(table.metric), natural(table.experiment), rank(table)
+    owners = {table.folder: table.experiment for table in tables if PurePath(table.name).name == MAIN}
+
+    def place(table: Published) -> tuple[object, ...]:
+        owner = owners.get(table.folder, table.experiment)
+        parts = natural(owner), table.experiment != owner, natural(table.experiment)
+        return best.get(owner, len(SCALES)), not is_share(table.metric), *parts, rank(table)
 
     return sorted(tables, key=place)
 
