@@ -11,10 +11,10 @@ import torch
 
 from hyperball import radial
 from hyperball.functional.batch_norm import robust_batch_norm
-from hyperball.kernels import batch_norm_fused as fused
 from hyperball.kernels import dispatch
-from hyperball.kernels.triton import batch_norm_launch as launches
-from hyperball.kernels.triton import batch_norm_solve as solve
+from hyperball.kernels.batch_norm import fused
+from hyperball.kernels.triton.batch_norm import launch as launches
+from hyperball.kernels.triton.batch_norm import solve
 
 NATIVE = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 DEVICE = "cuda" if NATIVE else "cpu"

@@ -16,7 +16,7 @@ from torch import nn
 
 import hyperball as hb
 from hyperball.kernels import dispatch
-from hyperball.kernels.triton import frozen_launch
+from hyperball.kernels.triton.frozen import launch as frozen_launch
 from hyperball.models import residual
 from hyperball.models.layers import Layers
 

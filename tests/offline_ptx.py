@@ -54,7 +54,7 @@ def recording() -> Sizes:
 
 def launch_batch_norm() -> None:
     """Channels that lie last, of few samples, of as many as registers hold, and of a spread of more."""
-    from hyperball.kernels.triton import batch_norm_launch as launches
+    from hyperball.kernels.triton.batch_norm import launch as launches
 
     x, f = torch.empty(64), torch.empty(64)
     for samples in (400, 8192, 524288):
@@ -67,7 +67,7 @@ def launch_batch_norm() -> None:
 
 def launch_rows() -> None:
     """The shapes of global pooling that are measured."""
-    from hyperball.kernels.triton import pooling_launch as launches
+    from hyperball.kernels.triton.pooling import launch as launches
 
     for n in (49, 2048):
         launches.pool(torch.empty(8, 16, n), None, "welsch", 1.0, 1.0, 1)
@@ -76,7 +76,7 @@ def launch_rows() -> None:
 def compiles() -> str:
     """Why Triton cannot compile here, or nothing."""
     try:
-        from hyperball.kernels.triton import pooling_launch as launches
+        from hyperball.kernels.triton.pooling import launch as launches
 
         launches.pool(torch.empty(8, 16, 64), None, "quadratic", 1.0, 1.0, 1)
     except Exception as error:  # whatever a Triton without its compiler, or another one, raises

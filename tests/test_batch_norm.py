@@ -10,10 +10,9 @@ from torch import Tensor
 
 from hyperball import radial
 from hyperball.functional.batch_norm import moments, robust_batch_norm
-from hyperball.kernels import batch_norm as kernel
-from hyperball.kernels import batch_norm_brackets as brackets
-from hyperball.kernels import batch_norm_solver as solver
-from hyperball.kernels.batch_norm import Estimator
+from hyperball.kernels.batch_norm import brackets, solver
+from hyperball.kernels.batch_norm import operation as kernel
+from hyperball.kernels.batch_norm.operation import Estimator
 
 CONVEX = ("quadratic", "huber", "pseudo_huber", "barron(shape=1)", "barron(shape=1.6)", "barron(shape=2)")
 REDESCENDING = ("welsch", "truncated_quadratic", "barron(shape=0)", "barron(shape=-2)")

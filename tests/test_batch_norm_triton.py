@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import hyperball as hb
-from hyperball.kernels import batch_norm_choice, dispatch
-from hyperball.kernels.batch_norm import Estimator
+from hyperball.kernels import dispatch
+from hyperball.kernels.batch_norm import choice as batch_norm_choice
+from hyperball.kernels.batch_norm.operation import Estimator
 
 CASES = Path(__file__).parent / "batch_norm_cases.py"
 CUDA = torch.device("cuda")
@@ -23,7 +24,7 @@ def with_triton(monkeypatch):
 
 
 def test_every_penalty_that_is_sent_to_triton_has_a_function_there():
-    terms = pytest.importorskip("hyperball.kernels.triton.batch_norm_terms", exc_type=ImportError)
+    terms = pytest.importorskip("hyperball.kernels.triton.batch_norm.terms", exc_type=ImportError)
     assert set(terms.PENALTIES) == set(batch_norm_choice.TRITON)
 
 

@@ -10,7 +10,7 @@ from hyperball.bench import checks, measure, memory, self_checks
 from hyperball.bench.case import Setting
 from hyperball.bench.run import SECTIONS
 from hyperball.bench.sections import conv, subjects
-from hyperball.kernels import decoupled_native
+from hyperball.kernels.decoupled import native as decoupled_native
 
 ROOT = Path(__file__).parents[1]
 

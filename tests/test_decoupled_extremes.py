@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hyperball import functional as F
 from hyperball import nn, radial
 from hyperball.functional.windows import convolution_window
-from hyperball.kernels import decoupled_native as native
+from hyperball.kernels.decoupled import native
 from hyperball.kernels.norms import patch_norm
 
 OPERATORS = [

@@ -123,7 +123,7 @@ def test_derivatives_through_a_relative_radius(magnitude, groups):
 
 
 def test_the_blockwise_epilogue_equals_the_whole(monkeypatch):
-    from hyperball.kernels import epilogue
+    from hyperball.kernels.decoupled import epilogue
 
     layer = hb.nn.DecoupledConv2d(3, 8, 3, groups=1, angular="sigmoid(learn_k=True)", weighting="joint")
     x = torch.randn(7, 3, 9, 9, requires_grad=True)

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import hyperball as hb
-from hyperball.kernels import pooling_native as native
+from hyperball.kernels.pooling import native
 
 
 def test_a_layer_is_explained_with_its_operator_radius_and_kernel():

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import hyperball as hb
-from hyperball.kernels import inference
+from hyperball.kernels.decoupled import inference
 
 ABSOLUTE = "tanh(alpha=2, rho=0.3, relative=False, per='layer')"
 MAGNITUDES = ["tanh", ABSOLUTE, "ball", "sphere", "seg", "log", "linear + tanh"]

@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 import hyperball as hb
-from hyperball.kernels import decoupled_native as native
 from hyperball.kernels import native as builds
+from hyperball.kernels.decoupled import native
 
 HAS_COMPILER = native.library().epilogue is not None
 NEEDS_COMPILER = pytest.mark.skipif(not HAS_COMPILER, reason="no C compiler")
@@ -356,7 +356,7 @@ def test_a_layer_says_that_it_runs_in_c():
 @pytest.mark.slow
 def test_processes_that_build_at_once_all_get_a_whole_library(tmp_path):
     code = (
-        "from hyperball.kernels import decoupled_native as n; "
+        "from hyperball.kernels.decoupled import native as n; "
         "assert n.library().epilogue is not None, n.library().reason"
     )
     environment = {"HYPERBALL_CACHE": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}

@@ -8,9 +8,10 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import hyperball as hb
 from hyperball.functional import decoupled_conv2d
-from hyperball.kernels import decoupled, norms
-from hyperball.kernels import decoupled_native as native
-from hyperball.kernels.decoupled_filters import Shape, as_they_are
+from hyperball.kernels import norms
+from hyperball.kernels.decoupled import native
+from hyperball.kernels.decoupled import operation as decoupled
+from hyperball.kernels.decoupled.filters import Shape, as_they_are
 
 pytestmark = pytest.mark.skipif(native.library().epilogue is None, reason="no C compiler")
 OPERATORS = [

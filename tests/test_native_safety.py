@@ -8,9 +8,9 @@ from torch.autograd.graph import saved_tensors_hooks
 
 import hyperball as hb
 from hyperball.functional import decoupled_conv2d, robust_pool, robust_pool2d
-from hyperball.kernels import decoupled_native as native
-from hyperball.kernels import pooling_native
-from hyperball.kernels.decoupled import eager_epilogue
+from hyperball.kernels.decoupled import native
+from hyperball.kernels.decoupled.operation import eager_epilogue
+from hyperball.kernels.pooling import native as pooling_native
 from hyperball.kernels.window import Window
 
 pytestmark = pytest.mark.skipif(native.library().epilogue is None, reason="no C compiler")

@@ -8,8 +8,8 @@ from pooling_reference import ALL, CONVEX, NONCONVEX, name_and_shape, rows
 
 from hyperball import radial
 from hyperball.functional.pooling import robust_pool, robust_pool1d, robust_pool2d
-from hyperball.kernels import pooling as kernel
-from hyperball.kernels import pooling_native as native
+from hyperball.kernels.pooling import native
+from hyperball.kernels.pooling import operation as kernel
 
 D = torch.float64
 

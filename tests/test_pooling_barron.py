@@ -9,10 +9,10 @@ from pooling_reference import least_total, rows, total
 
 from hyperball import radial
 from hyperball.functional.pooling import robust_pool, robust_pool2d, segment_robust_pool
-from hyperball.kernels import pooling as kernel
-from hyperball.kernels import pooling_native as native
-from hyperball.kernels import pooling_rows
-from hyperball.kernels.pooling_rows import pool_rows
+from hyperball.kernels.pooling import native
+from hyperball.kernels.pooling import operation as kernel
+from hyperball.kernels.pooling import rows as pooling_rows
+from hyperball.kernels.pooling.rows import pool_rows
 
 D = torch.float64
 SHAPES = [-math.inf, -1e6, -10.0, -2.0, -1.0, -1e-3, 0.0, 1e-3, 0.3, 0.7, 0.95, 0.999]

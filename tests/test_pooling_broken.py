@@ -13,7 +13,7 @@ from hyperball.functional.pooling import (
     robust_pool_vectors,
     segment_robust_pool,
 )
-from hyperball.kernels import pooling_native as native
+from hyperball.kernels.pooling import native
 
 BREAKS = ["masked", "nan"]
 WEIGHTED = [True, False]

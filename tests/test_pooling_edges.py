@@ -9,7 +9,7 @@ from torch import nn
 
 from hyperball import radial
 from hyperball.functional.pooling import robust_pool, robust_pool2d, robust_pool_vectors, segment_robust_pool
-from hyperball.kernels import pooling_native as native
+from hyperball.kernels.pooling import native
 from hyperball.nn.pooling import RobustPool1d, RobustPool2d
 
 INF = float("inf")

@@ -14,9 +14,9 @@ from hyperball.functional.pooling import (
     robust_pool_vectors,
     segment_robust_pool,
 )
-from hyperball.kernels import pooling as kernel
-from hyperball.kernels import pooling_native as native
-from hyperball.kernels.pooling_geometry import Along
+from hyperball.kernels.pooling import native
+from hyperball.kernels.pooling import operation as kernel
+from hyperball.kernels.pooling.geometry import Along
 from hyperball.rows import Value
 
 D = torch.float64

@@ -8,9 +8,8 @@ from pooling_reference import ALL, rows
 
 from hyperball import radial
 from hyperball.functional.pooling import robust_pool, robust_pool_vectors, segment_robust_pool
-from hyperball.kernels import pooling_native as native
-from hyperball.kernels import pooling_segments as kernel
-from hyperball.kernels import pooling_vectors as vectors
+from hyperball.kernels.pooling import native, vectors
+from hyperball.kernels.pooling import segments as kernel
 
 D = torch.float64
 OFFSETS = torch.tensor([0, 3, 4, 4, 24, 224])

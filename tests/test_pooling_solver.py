@@ -11,11 +11,11 @@ from pooling_reference import CONVEX, NONCONVEX, rows
 from hyperball import radial
 from hyperball.functional.pooling import robust_pool
 from hyperball.kernels import native as builds
-from hyperball.kernels import pooling as kernel
-from hyperball.kernels import pooling_native as native
-from hyperball.kernels import pooling_rows
-from hyperball.kernels.pooling_rows import pool_rows
-from hyperball.kernels.pooling_solver import Reduction, row_sum, solve
+from hyperball.kernels.pooling import native
+from hyperball.kernels.pooling import operation as kernel
+from hyperball.kernels.pooling import rows as pooling_rows
+from hyperball.kernels.pooling.rows import pool_rows
+from hyperball.kernels.pooling.solver import Reduction, row_sum, solve
 
 D = torch.float64
 HAS_COMPILER = native.library(torch.float32).pool is not None
@@ -251,7 +251,7 @@ def test_a_plainer_processor_gets_the_same_answers(tuning, monkeypatch, rebuilt)
 @pytest.mark.slow
 def test_processes_that_build_at_once_all_get_a_whole_library(tmp_path):
     code = (
-        "import torch; from hyperball.kernels import pooling_native as n; "
+        "import torch; from hyperball.kernels.pooling import native as n; "
         "assert n.library(torch.float32).pool is not None, n.library(torch.float32).reason"
     )
     environment = {"HYPERBALL_CACHE": str(tmp_path), "PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path)}

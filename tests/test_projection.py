@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 from hyperball.functional.projection import project, project_simplex
-from hyperball.kernels import projection as kernel
-from hyperball.kernels import projection_solver as solver
+from hyperball.kernels.projection import operation as kernel
+from hyperball.kernels.projection import solver
 
 SURFACES = [(p, surface) for p in (1, 2, math.inf) for surface in ("ball", "sphere")]
 BALLS = [(p, "ball") for p in (1, 2, math.inf)]

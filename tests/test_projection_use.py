@@ -15,9 +15,9 @@ from torch.autograd import gradcheck, gradgradcheck
 import hyperball.functional.projection as functional
 import hyperball.nn.projection as module
 from hyperball.functional.projection import project, project_box, project_simplex
-from hyperball.kernels import projection as kernel
-from hyperball.kernels import projection_solver as solver
-from hyperball.kernels.projection_surfaces import excess
+from hyperball.kernels.projection import operation as kernel
+from hyperball.kernels.projection import solver
+from hyperball.kernels.projection.surfaces import excess
 from hyperball.nn.projection import Projection
 
 SURFACES = [(p, surface) for p in (1, 2, math.inf) for surface in ("ball", "sphere")]

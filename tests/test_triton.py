@@ -11,9 +11,10 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import hyperball as hb
-from hyperball.kernels import decoupled, dispatch
+from hyperball.kernels import dispatch
+from hyperball.kernels.decoupled import operation as decoupled
 from hyperball.kernels.dispatch import Facts, choose
-from hyperball.kernels.triton import layer, ops
+from hyperball.kernels.triton.decoupled import layer, ops
 from hyperball.nn import learned
 from hyperball.nn.decoupled import kept_window
 from hyperball.training.distributed import synchronize
@@ -35,7 +36,7 @@ def test_every_row_of_both_tables_has_a_triton_function():
 
 def test_the_floor_of_a_relative_radius_is_one_number():
     maps = pytest.importorskip("hyperball.kernels.triton.maps", exc_type=ImportError)
-    from hyperball.kernels.triton import twin
+    from hyperball.kernels.triton.decoupled import twin
 
     assert maps.FLOOR.value == twin.FLOOR == learned.FLOOR
 
@@ -330,7 +331,7 @@ def _a_layer_that_runs_on_triton_here(monkeypatch):
     monkeypatch.setattr(dispatch, "DEVICES", ("cpu",))
     monkeypatch.setattr(dispatch, "HAS_TRITON", True)
     monkeypatch.setattr(ops.DecoupledConv, "apply", lambda *inputs: "launched")
-    from hyperball.kernels.triton import direct
+    from hyperball.kernels.triton.decoupled import direct
 
     return lambda conv, x=None: direct.convolve(conv, torch.randn(2, 8, 5, 5) if x is None else x, kept_window)
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import hyperball as hb
-from hyperball.kernels.triton import implicit_choice
-from hyperball.kernels.triton.implicit_choice import Conv, box, chosen, filled, objection, padded
+from hyperball.kernels.triton.implicit import choice as implicit_choice
+from hyperball.kernels.triton.implicit.choice import Conv, box, chosen, filled, objection, padded
 
 CASES = Path(__file__).parent / "triton_implicit_cases.py"
 CUDA = torch.device("cuda", 0)
@@ -116,7 +116,7 @@ def test_the_kernels_pass_their_cases_on_the_gpu():
 
 
 def test_maps_of_any_size_fit_a_grid():
-    implicit = pytest.importorskip("hyperball.kernels.triton.implicit", exc_type=ImportError)
+    implicit = pytest.importorskip("hyperball.kernels.triton.implicit.kernels", exc_type=ImportError)
     shape, weight, window = (2**9 - 1, 64, 2**11, 2**11), (64, 64, 3, 3), ((1, 1), (1, 1), (1, 1), 1)
     for tile in (implicit_choice.NARROW, implicit_choice.TRIPLE, implicit_choice.WIDE, implicit_choice.ODD):
         grid = implicit.backward_launch(shape, shape, weight, window, tile, CUDA, True).grid
@@ -136,7 +136,8 @@ def test_a_captured_step_by_its_chosen_tile_equals_the_convolution_and_the_passe
     monkeypatch.undo()
     if torch.cuda.get_device_capability() != implicit_choice.CAPABILITY:
         pytest.skip("no tiles for this card")
-    from hyperball.kernels.triton import direct, implicit, plan
+    from hyperball.kernels.triton.decoupled import direct, plan
+    from hyperball.kernels.triton.implicit import kernels as implicit
 
     launched, ran = implicit.Described.__call__, set()
     monkeypatch.setattr(implicit.Described, "__call__", lambda self, *t: ran.add(self.kernel) or launched(self, *t))

@@ -12,8 +12,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import hyperball as hb
 from hyperball import functional as F
 from hyperball import radial
-from hyperball.kernels import dispatch, pooling, projection
-from hyperball.kernels.pooling_choice import TRITON
+from hyperball.kernels import dispatch
+from hyperball.kernels.pooling import operation as pooling
+from hyperball.kernels.pooling.choice import TRITON
+from hyperball.kernels.projection import operation as projection
 
 CASES = Path(__file__).parent / "triton_row_cases.py"
 CUDA = torch.device("cuda")
@@ -31,9 +33,9 @@ def penalty(text):
 
 
 def test_every_penalty_that_is_sent_to_triton_has_a_function_there():
-    terms = pytest.importorskip("hyperball.kernels.triton.pooling_terms", exc_type=ImportError)
+    terms = pytest.importorskip("hyperball.kernels.triton.pooling.terms", exc_type=ImportError)
     row_access = pytest.importorskip("hyperball.kernels.triton.row_access", exc_type=ImportError)
-    kinds = pytest.importorskip("hyperball.kernels.triton.projection", exc_type=ImportError).KINDS
+    kinds = pytest.importorskip("hyperball.kernels.triton.projection.kernels", exc_type=ImportError).KINDS
     assert set(terms.PENALTIES) == set(TRITON)
     assert set(kinds) == set(projection.SURFACES)
     assert row_access.LONGEST == projection.LONGEST
@@ -131,7 +133,9 @@ def aliases(function, loop):
     }
 
 
-@pytest.mark.parametrize("path", sorted(KERNELS.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path", sorted(KERNELS.rglob("*.py")), ids=lambda path: "-".join(path.relative_to(KERNELS).with_suffix("").parts)
+)
 def test_names_that_trade_values_in_a_loop_do_not_begin_as_one(path):
     """Triton takes a name whose value after the loop's body is the one it began with for a constant of the loop."""
     for function in ast.walk(ast.parse(path.read_text())):
@@ -146,7 +150,7 @@ def test_a_name_that_a_loop_would_lose_is_found():
     assert frozenset((target, source)) in aliases(function, loop)
 
 
-@pytest.mark.parametrize("name", ["pooling_launch", "projection_launch"])
+@pytest.mark.parametrize("name", ["pooling/launch", "projection/launch"])
 def test_no_launch_of_rows_fuses_products_into_sums(name):
     text = (KERNELS / f"{name}.py").read_text()
     launches = text.count("_kernel[")

@@ -11,8 +11,9 @@ import triton
 import triton.language as tl
 
 import hyperball as hb
-from hyperball.kernels.triton import block, ops, rows, twin
-from hyperball.kernels.triton.code import Code
+from hyperball.kernels.triton import rows
+from hyperball.kernels.triton.decoupled import block, ops, twin
+from hyperball.kernels.triton.decoupled.code import Code
 
 NATIVE = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 DEVICE = "cuda" if NATIVE else "cpu"

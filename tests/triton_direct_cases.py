@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 import hyperball as hb
 from hyperball.kernels import dispatch
-from hyperball.kernels.triton import call, direct, ops
+from hyperball.kernels.triton import call
+from hyperball.kernels.triton.decoupled import direct, ops
 from hyperball.nn.decoupled import kept_window
 
 NATIVE = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"

@@ -31,9 +31,12 @@ from triton_cases import (
 
 import hyperball as hb
 from hyperball.kernels import dispatch
-from hyperball.kernels.triton import call, direct, implicit, implicit_choice, launch, ops, passes, plan, twin
-from hyperball.kernels.triton.code import Code
-from hyperball.kernels.triton.implicit_choice import Tile
+from hyperball.kernels.triton import call
+from hyperball.kernels.triton.decoupled import direct, launch, ops, passes, plan, twin
+from hyperball.kernels.triton.decoupled.code import Code
+from hyperball.kernels.triton.implicit import choice as implicit_choice
+from hyperball.kernels.triton.implicit import kernels as implicit
+from hyperball.kernels.triton.implicit.choice import Tile
 
 SMALL = Tile(64, 64, 1, 16, 4, 2) if NATIVE else Tile(64, 16, 1, 16, 4, 2)
 BLOCKS = SMALL._replace(NB=2)

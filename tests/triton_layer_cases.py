@@ -19,7 +19,7 @@ from triton_cases import (
 
 import hyperball as hb
 from hyperball.kernels import dispatch
-from hyperball.kernels.triton import ops
+from hyperball.kernels.triton.decoupled import ops
 
 
 @pytest.fixture(autouse=True)

@@ -13,8 +13,9 @@ from pooling_reference import TWIN_MINIMA, least_total, name_and_shape, phi, row
 
 from hyperball import functional as F
 from hyperball import radial
-from hyperball.kernels import dispatch, projection
-from hyperball.kernels import pooling as kernel
+from hyperball.kernels import dispatch
+from hyperball.kernels.pooling import operation as kernel
+from hyperball.kernels.projection import operation as projection
 
 NATIVE = torch.cuda.is_available() and os.environ.get("TRITON_INTERPRET") != "1"
 DEVICE = "cuda" if NATIVE else "cpu"

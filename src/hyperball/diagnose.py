@@ -23,8 +23,8 @@ from hyperball import radial as radial_table
 from hyperball.convert.running import call, evaluating
 from hyperball.functional.decoupled import batched
 from hyperball.functional.windows import transposed_window
-from hyperball.kernels import decoupled as kernel
-from hyperball.kernels.decoupled import Operator
+from hyperball.kernels.decoupled import operation as kernel
+from hyperball.kernels.decoupled.operation import Operator
 from hyperball.kernels.norms import inverse, norm, norm_dtype, patch_norm, wide_dtype
 from hyperball.kernels.window import Window
 from hyperball.nn.decoupled import Decoupled, DecoupledConvNd, DecoupledConvTransposeNd

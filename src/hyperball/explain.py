@@ -17,13 +17,15 @@ from hyperball.functional import decoupled as functions
 from hyperball.functional import pooling as pools
 from hyperball.functional.decoupled import needs_norm
 from hyperball.functional.pooling_checks import single_penalty
-from hyperball.kernels import decoupled_native, dispatch, epilogue
-from hyperball.kernels.batch_norm import Estimator
-from hyperball.kernels.batch_norm_choice import choose as batch_norm_kernel
-from hyperball.kernels.pooling import explain_pooling, solver_of
-from hyperball.kernels.pooling_rows import is_convex
-from hyperball.kernels.projection import choose_kernel as projection_kernel
-from hyperball.kernels.triton.implicit_choice import described
+from hyperball.kernels import dispatch
+from hyperball.kernels.batch_norm.choice import choose as batch_norm_kernel
+from hyperball.kernels.batch_norm.operation import Estimator
+from hyperball.kernels.decoupled import epilogue
+from hyperball.kernels.decoupled import native as decoupled_native
+from hyperball.kernels.pooling.operation import explain_pooling, solver_of
+from hyperball.kernels.pooling.rows import is_convex
+from hyperball.kernels.projection.operation import choose_kernel as projection_kernel
+from hyperball.kernels.triton.implicit.choice import described
 from hyperball.nn.batch_norm import RobustBatchNorm
 from hyperball.nn.declarative import Declarative
 from hyperball.nn.decoupled import Decoupled, DecoupledConvNd, DecoupledConvTransposeNd

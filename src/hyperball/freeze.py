@@ -19,7 +19,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from hyperball.convert.copying import copy_model
 from hyperball.convert.variants import FrozenPreparedConv2d, PreparedConv2d
-from hyperball.kernels.decoupled import full_precision
+from hyperball.kernels.decoupled.operation import full_precision
 from hyperball.kernels.norms import wide_dtype
 from hyperball.nn.decoupled import Decoupled, NormalizedLinear
 from hyperball.nn.frozen import FROZEN, Affine, Frozen

@@ -27,8 +27,8 @@ from hyperball import radial
 from hyperball.functional import pooling_checks as checks
 from hyperball.functional.pooling import RADIUS_FREE, mad_radius
 from hyperball.implicit import Unrolled
-from hyperball.kernels.pooling import as_rows, compute_dtype, per_row
-from hyperball.kernels.pooling_geometry import Along, Windows
+from hyperball.kernels.pooling.geometry import Along, Windows
+from hyperball.kernels.pooling.operation import as_rows, compute_dtype, per_row
 from hyperball.models.layers import PoolPoints
 from hyperball.nn.batch_norm import RobustBatchNorm
 from hyperball.nn.declarative import Declarative

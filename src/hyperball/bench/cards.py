@@ -13,7 +13,7 @@ import re
 from dataclasses import dataclass
 
 from hyperball.bench.records import Record, Row
-from hyperball.kernels.triton.implicit_choice import CAPABILITY
+from hyperball.kernels.triton.implicit.choice import CAPABILITY
 
 PASSES = 6
 BYTES = 2  # of a bf16 number

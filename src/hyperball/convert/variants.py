@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from hyperball.functional.decoupled import batched
 from hyperball.functional.windows import convolution_window
-from hyperball.kernels import decoupled as kernel
+from hyperball.kernels.decoupled import operation as kernel
 from hyperball.kernels.window import Window
 from hyperball.nn.decoupled import DecoupledConv2d
 from hyperball.nn.frozen import FrozenConv

@@ -1,6 +1,6 @@
 """Batch normalization by a robust location and scale.
 
-The mathematics of the estimates is in `hyperball.kernels.batch_norm`, their derivatives in `batch_norm_gradient`.
+The mathematics of the estimates is in `hyperball.kernels.batch_norm.operation`, their derivatives in `gradient`.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from torch import Tensor
 from torch.autograd.forward_ad import unpack_dual
 
 from hyperball import radial
-from hyperball.kernels.batch_norm import Estimator, sample_count, work_dtype
-from hyperball.kernels.batch_norm_choice import is_triton
-from hyperball.kernels.batch_norm_fused import fused_batch_norm
-from hyperball.kernels.batch_norm_gradient import moments, normalized
+from hyperball.kernels.batch_norm.choice import is_triton
+from hyperball.kernels.batch_norm.fused import fused_batch_norm
+from hyperball.kernels.batch_norm.gradient import moments, normalized
+from hyperball.kernels.batch_norm.operation import Estimator, sample_count, work_dtype
 from hyperball.rows import AnyValue, Row, Value, require_positive
 
 __all__ = ["check_eps", "check_penalty", "moments", "robust_batch_norm"]

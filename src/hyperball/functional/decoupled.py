@@ -14,8 +14,8 @@ from torch import Tensor
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
 from hyperball.functional.windows import Numbers, convolution_window, transposed_window
-from hyperball.kernels import decoupled as kernel
-from hyperball.kernels.decoupled import Operator
+from hyperball.kernels.decoupled import operation as kernel
+from hyperball.kernels.decoupled.operation import Operator
 from hyperball.kernels.window import Window
 from hyperball.rows import AnyValue, Row, Value, fill, map_scalars, nearest, require_positive
 

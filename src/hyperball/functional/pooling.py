@@ -26,10 +26,11 @@ from hyperball import radial
 from hyperball.functional import pooling_checks as checks
 from hyperball.functional.dims import check_floating, reduced_dims
 from hyperball.functional.pooling_checks import Penalty
-from hyperball.kernels import pooling as kernel
-from hyperball.kernels import pooling_segments, pooling_vectors
-from hyperball.kernels.pooling_geometry import Along, Geometry, Windows
-from hyperball.kernels.pooling_gradient import tangent
+from hyperball.kernels.pooling import operation as kernel
+from hyperball.kernels.pooling import segments as pooling_segments
+from hyperball.kernels.pooling import vectors as pooling_vectors
+from hyperball.kernels.pooling.geometry import Along, Geometry, Windows
+from hyperball.kernels.pooling.gradient import tangent
 from hyperball.kernels.reading import row_sum
 from hyperball.rows import Value
 

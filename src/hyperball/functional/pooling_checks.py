@@ -9,9 +9,9 @@ from torch import Tensor
 
 from hyperball import radial
 from hyperball.functional.dims import check_floating, reduced_dims
-from hyperball.kernels.pooling_choice import compute_dtype
-from hyperball.kernels.pooling_geometry import Along, Geometry, Windows
-from hyperball.kernels.pooling_gradient import may_hold_somewhere
+from hyperball.kernels.pooling.choice import compute_dtype
+from hyperball.kernels.pooling.geometry import Along, Geometry, Windows
+from hyperball.kernels.pooling.gradient import may_hold_somewhere
 from hyperball.kernels.reading import can_look, factor_where
 from hyperball.rows import AnyValue, Row, Value
 

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from hyperball.functional.dims import check_floating, reduced_dims
-from hyperball.kernels import box
-from hyperball.kernels import projection as kernel
+from hyperball.kernels.projection import box
+from hyperball.kernels.projection import operation as kernel
 from hyperball.kernels.reading import can_look
 
 NORMS = {1.0: "l1", 2.0: "l2", math.inf: "linf"}

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from hyperball.kernels.projection_solver import refuse_nested_forward
+from hyperball.kernels.projection.solver import refuse_nested_forward
 from hyperball.kernels.robust_loss import loss_gradients, loss_hessian, loss_value, times
 
 NAMES = ("x", "alpha", "c")

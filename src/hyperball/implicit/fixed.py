@@ -21,7 +21,7 @@ from hyperball.implicit.descent import Minimum
 from hyperball.implicit.linear import Dense, apply
 from hyperball.implicit.problem import Problem
 from hyperball.implicit.solvers import Newton, Solver
-from hyperball.kernels.projection_solver import refuse_nested_forward
+from hyperball.kernels.projection.solver import refuse_nested_forward
 from hyperball.kernels.reading import export_records
 
 STEPS = 16

@@ -47,8 +47,8 @@ class Loaded(NamedTuple):
 
 
 def source(name: str, *headers: str, flags: tuple[str, ...] = ("-O3",), functions: tuple[str, ...] = ()) -> Source:
-    """The C file of that name beside this module, with its headers."""
-    folder = Path(__file__).parent
+    """The C file of that name in the folder c, with its headers."""
+    folder = Path(__file__).parent / "c"
     return Source(folder / name, tuple(folder / header for header in headers), flags, functions)
 
 

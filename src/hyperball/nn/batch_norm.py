@@ -9,7 +9,7 @@ from torch import Tensor, fx, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from hyperball.functional.batch_norm import check_eps, check_penalty, robust_batch_norm
-from hyperball.kernels.batch_norm import work_dtype
+from hyperball.kernels.batch_norm.operation import work_dtype
 from hyperball.nn.tracing import as_one_call
 from hyperball.rows import AnyValue, Row, Value, require_positive
 

@@ -22,9 +22,9 @@ from hyperball.functional.decoupled import (
     run_convolution,
 )
 from hyperball.functional.windows import convolution_window, transposed_window
-from hyperball.kernels import decoupled as kernel
 from hyperball.kernels import dispatch
-from hyperball.kernels.decoupled import Operator
+from hyperball.kernels.decoupled import operation as kernel
+from hyperball.kernels.decoupled.operation import Operator
 from hyperball.kernels.norms import unit_filters
 from hyperball.kernels.window import Window
 from hyperball.nn.learned import LearnedValue
@@ -76,8 +76,8 @@ def kept_window(dims: int, shape: torch.Size, weight: torch.Size, *settings: Any
 
 @functools.lru_cache(maxsize=1)
 def direct_way() -> Any:
-    """`hyperball.kernels.triton.direct`, which imports Triton: asked for on a GPU alone."""
-    from hyperball.kernels.triton import direct
+    """`hyperball.kernels.triton.decoupled.direct`, which imports Triton: asked for on a GPU alone."""
+    from hyperball.kernels.triton.decoupled import direct
 
     return direct
 

@@ -19,9 +19,10 @@ from hyperball import angular as angular_table
 from hyperball import radial as radial_table
 from hyperball.functional.decoupled import batched, check_features
 from hyperball.functional.windows import convolution_window, transposed_window
-from hyperball.kernels import decoupled as kernel
-from hyperball.kernels import dispatch, inference
-from hyperball.kernels.decoupled import POINT, Filters, Operator
+from hyperball.kernels import dispatch
+from hyperball.kernels.decoupled import inference
+from hyperball.kernels.decoupled import operation as kernel
+from hyperball.kernels.decoupled.operation import POINT, Filters, Operator
 from hyperball.kernels.dispatch import Choice
 from hyperball.kernels.norms import cast, norm_dtype, wide_dtype
 from hyperball.kernels.window import Window
@@ -144,7 +145,7 @@ class Frozen(nn.Module):
         return made
 
     def _prepare(self, dtype: torch.dtype) -> Any:
-        from hyperball.kernels.triton import frozen_launch
+        from hyperball.kernels.triton.frozen import launch as frozen_launch
 
         operator, filters = self._operator(), self.filter
         magnitude = operator.magnitude(None)
@@ -244,7 +245,7 @@ def run_prepared(
     leak: Tensor | None = None, residual: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
     """A prepared layer on x, evenly padded, and what follows it; `window_for` is asked once for every shape of x."""
-    from hyperball.kernels.triton import frozen_launch
+    from hyperball.kernels.triton.frozen import launch as frozen_launch
 
     along = x.dim() == 3
     x = x.unsqueeze(2) if along else x

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyperball.kernels import decoupled as kernel
+from hyperball.kernels.decoupled import operation as kernel
 from hyperball.nn.decoupled import is_altered
 from hyperball.nn.frozen import FrozenConv, is_capturing, stamp
 from hyperball.nn.fused_chain import opened
@@ -99,7 +99,7 @@ class Block:
 @cache
 def launches() -> Any:
     """The module that imports Triton."""
-    from hyperball.kernels.triton import frozen_launch
+    from hyperball.kernels.triton.frozen import launch as frozen_launch
 
     return frozen_launch
 

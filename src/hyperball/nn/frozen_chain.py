@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyperball.kernels import inference
+from hyperball.kernels.decoupled import inference
 from hyperball.kernels.norms import norm
 from hyperball.nn.decoupled import GLOBAL_HOOKS
 from hyperball.nn.frozen import FrozenConv

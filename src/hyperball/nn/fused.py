@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hyperball.functional.decoupled import Angular, Magnitude
-from hyperball.kernels import decoupled as kernel
 from hyperball.kernels import dispatch
+from hyperball.kernels.decoupled import operation as kernel
 from hyperball.kernels.dispatch import Choice
 from hyperball.kernels.norms import norm
 from hyperball.kernels.window import Window
@@ -166,7 +166,7 @@ def takes_lengths(parts: Parts) -> bool:
 def _fused(
     parts: Parts, x: Tensor, lengths: Tensor | None, residual: Tensor | None, carry: bool
 ) -> tuple[Tensor, Tensor]:
-    from hyperball.kernels.triton import layer
+    from hyperball.kernels.triton.decoupled import layer
 
     conv, bn, activation = parts
     padded, window = kernel.with_even_padding(*conv.padded(kernel.as_convolved(x)))

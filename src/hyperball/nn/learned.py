@@ -12,8 +12,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hyperball.kernels import dispatch
+from hyperball.kernels.decoupled.relative import Relative
 from hyperball.kernels.norms import mean_length
-from hyperball.kernels.relative import Relative
 from hyperball.rows import AnyValue, Row, Sum, Value, fill, map_scalars, require_positive
 
 FLOOR = 1e-4  # a relative radius is (ratio² + FLOOR) mean norms

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperball.kernels import dispatch
-from hyperball.kernels.decoupled import full_precision
+from hyperball.kernels.decoupled.operation import full_precision
 from hyperball.kernels.norms import cast, inverse, norm, norm_dtype, wide_dtype
 from hyperball.nn.decoupled import Decoupled
 from hyperball.optim.layers import decoupled_layers
