@@ -12,7 +12,7 @@ import hyperball as hb
 from hyperball.data import load
 from hyperball.training import Recipe, RecipeError, load_model, read_metrics, train
 from hyperball.training.sets import train_feed
-from hyperball.training.statistics import fresh_statistics, running_means
+from hyperball.training.statistics import begin_at_first_batch, fresh_statistics, running_means
 
 BATCHES = 3
 FRESH = {"log.conditions": {"fresh": {"statistics": BATCHES}}}
@@ -102,11 +102,22 @@ def test_a_condition_may_have_other_inputs_and_fresh_statistics(tmp_path: Path):
     assert len(seen) == 4
 
 
-def test_more_batches_than_an_epoch_has_begin_it_again(tmp_path: Path):
-    once = run(tmp_path / "once", {"log.conditions": {"fresh": {"statistics": 6}}, "epochs": 1})
-    twice = run(tmp_path / "twice", {"log.conditions": {"fresh": {"statistics": 12}}, "epochs": 1})
-    losses_of = [record.results["conditions"]["fresh"]["last"]["loss"] for record in (once, twice)]
-    assert losses_of[0] == pytest.approx(losses_of[1], rel=1e-4)
+def test_more_batches_than_an_epoch_has_are_refused(tmp_path: Path):
+    words = r"`log\.conditions\.fresh\.statistics` must be at most the 6 batches of an epoch, got 1000000000"
+    with pytest.raises(RecipeError, match=words):
+        run(tmp_path / "run", {"log.conditions": {"fresh": {"statistics": 10**9}}})
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_begins_with_another_s_radii_keeps_their_lengths():
+    """Statistics of normalization begin at the first batch, lengths that radii follow are those that were loaded."""
+    layer = hb.nn.DecoupledConv2d(2, 4, 3, magnitude="tanh")
+    network = nn.Sequential(layer, nn.BatchNorm2d(4, momentum=0.001))
+    network(torch.randn(5, 2, 6, 6))
+    length = layer.magnitude.running_length.clone()
+    assert begin_at_first_batch(network, lambda: network(9 * torch.randn(5, 2, 6, 6)))
+    assert torch.equal(layer.magnitude.running_length, length)
+    assert not torch.equal(network[1].running_mean, torch.zeros(4))
 
 
 def test_a_relative_radius_begins_its_length_anew():

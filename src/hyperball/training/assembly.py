@@ -60,7 +60,7 @@ def assemble(
     network.train().to(engine.device)
     if engine.device.type == "cuda" and recipe.engine.channels_last and dataset.kind == "images":
         network.to(memory_format=torch.channels_last)
-    check_statistics(recipe, network)
+    check_statistics(recipe, network, len(feed))
     feed.set(0, 0)
     check_shape(network, feed.take()[0][:2], recipe.model.name)
     parts, projection = build_parts(recipe, engine, network, feed)
@@ -78,9 +78,14 @@ def assemble(
     )  # fmt: skip
 
 
-def check_statistics(recipe: Recipe, network: Network) -> None:
-    """Refuse tests with statistics computed anew of a network that has none."""
+def check_statistics(recipe: Recipe, network: Network, batches: int) -> None:
+    """Refuse tests with statistics computed anew of a network that has none, or of more batches than there are."""
     for name, changes in recipe.log.conditions.items():
+        if changes.get(STATISTICS, 0) > batches:
+            raise RecipeError(
+                f"`log.conditions.{name}.{STATISTICS}` must be at most the {batches} batches of an epoch, got "
+                f"{changes[STATISTICS]}"
+            )
         if STATISTICS in changes and not (normalizations(network) or relative_radii(network)):
             raise RecipeError(
                 f"`log.conditions.{name}.{STATISTICS}` needs a network with running means, of normalization or of "

@@ -160,7 +160,7 @@ class Run:
     def measure_under(self, name: str) -> Metrics:
         """The metrics under a condition: with other inputs, with statistics computed anew, or both."""
         count = self.recipe.log.conditions[name].get(STATISTICS, 0)
-        passes = [partial(self.parts.step.look, index % self.per_epoch) for index in range(count)]
+        passes = [partial(self.parts.step.look, index) for index in range(count)]
         fresh = fresh_statistics(self.parts.network, passes, self.engine.mean) if passes else nullcontext()
         with fresh:
             return self.parts.evaluator.measure_under(name)

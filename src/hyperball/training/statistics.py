@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,10 +24,10 @@ COUNTING = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 @torch.no_grad()
 def begin_at_first_batch(network: nn.Module, forward: Callable[[], Any]) -> bool:
-    """Set running means by one `forward()` if the network has normalization layers, and whether; all else stays."""
+    """Set the running statistics of normalization layers by one `forward()`; all other state stays. Whether any had."""
     if not normalizations(network):
         return False
-    for buffer, value in running_means(network, [forward]):
+    for buffer, value in running_means(network, [forward]).statistics:
         buffer.copy_(value)
     return True
 
@@ -37,7 +37,8 @@ def fresh_statistics(
     network: nn.Module, passes: Sequence[Callable[[], Any]], over_processes: Callable[[Tensor], Tensor]
 ) -> Iterator[None]:
     """While the block lasts, running means are those of passes in training mode and of all processes."""
-    found = running_means(network, passes)
+    means = running_means(network, passes)
+    found = [*means.statistics, *means.lengths]
     kept = [(buffer, buffer.clone()) for buffer, _ in found]
     try:
         for buffer, value in found:
@@ -48,8 +49,15 @@ def fresh_statistics(
             buffer.copy_(value)
 
 
+class Means(NamedTuple):
+    """Buffers with their values anew: of normalization layers, and the lengths that relative radii follow."""
+
+    statistics: list[tuple[Tensor, Tensor]]
+    lengths: list[tuple[Tensor, Tensor]]
+
+
 @torch.no_grad()
-def running_means(network: nn.Module, passes: Sequence[Callable[[], Any]]) -> list[tuple[Tensor, Tensor]]:
+def running_means(network: nn.Module, passes: Sequence[Callable[[], Any]]) -> Means:
     """Every running mean that tests read, with what it is of these passes in training mode alone; all state stays.
 
     That of a normalization layer is the mean over passes of what it is of one; a relative radius begins its own anew.
@@ -74,7 +82,7 @@ def running_means(network: nn.Module, passes: Sequence[Callable[[], Any]]) -> li
             layer.momentum = momentum
         for buffer, value in kept:
             buffer.copy_(value)
-    return [*zip(statistics, means, strict=True), *lengths]
+    return Means(list(zip(statistics, means, strict=True)), lengths)
 
 
 def normalizations(network: nn.Module) -> list[_NormBase]:
