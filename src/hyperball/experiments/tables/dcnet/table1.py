@@ -27,7 +27,7 @@ def table() -> Experiment:
         "weighting=joint (eq 15)": ({"weighting": "joint"}, {}),
         "weighting=split (eq 16)": ({"weighting": "split"}, {}),
         "gradients=standard": ({}, plain),
-        "gradients=projection": ({}, {"log.norms": True, **FRESH}),
+        "gradients=projection": ({}, {"log.norms": True, **FRESH}),  # table 4's tanh+cosine, which figure 4 shows
         "gradients=weighted": ({}, {**plain, "regularizers.weighted_gradients": "grad"}),
     }
     cells = tuple(
