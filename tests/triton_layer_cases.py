@@ -18,7 +18,8 @@ from triton_cases import (
 )
 
 import hyperball as hb
-from hyperball.kernels import dispatch
+from hyperball.kernels import dispatch, norms
+from hyperball.kernels.triton.decoupled import layer as triton_layer
 from hyperball.kernels.triton.decoupled import ops
 
 
@@ -188,3 +189,50 @@ def test_derivatives_with_a_graph_count_an_input_once_that_another_depends_on(ki
         found.append([*first[:2], *torch.autograd.grad(first[0].square().sum(), leaves[:2])])
     for ours, exact in zip(*found, strict=True):
         assert error(ours, exact) < 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("layout", ["contiguous", "channels last", "strided"])
+def test_lengths_of_filters_and_their_gradients_are_those_of_the_eager_norm(layout, dtype):
+    whole = random(7, 5, 3, 3, seed=1)
+    whole[1], whole[2, 0, 0, 0], whole[3] = 0.0, 1e4, whole[3] * 1e-3
+    made = {
+        "contiguous": whole, "channels last": whole.contiguous(memory_format=torch.channels_last),
+        "strided": whole.transpose(2, 3),
+    }[layout].to(dtype)  # fmt: skip
+    weight, wide = made.detach().requires_grad_(), made.detach().double().requires_grad_()
+    pull = random(7, seed=2)
+    m, exact = triton_layer.filter_lengths(weight), norms.filter_norms(wide)
+    assert error(m, exact) < 1e-6
+    (ours,), (truth,) = torch.autograd.grad(m, weight, pull), torch.autograd.grad(exact, wide, pull.double())
+    assert ours.dtype == dtype
+    assert ours[1].abs().max() == 0
+    assert error(ours, truth) < (1e-6 if dtype == torch.float32 else 1e-3)
+
+
+@pytest.mark.parametrize("size", [(0, 5, 3, 3), (4, 0, 3, 3), (3, 4100)])
+def test_lengths_of_no_filters_of_empty_and_of_long_ones(size):
+    weight = random(*size, seed=1).requires_grad_()
+    m = triton_layer.filter_lengths(weight)
+    assert m.shape == size[:1]
+    torch.testing.assert_close(m, weight.flatten(1).norm(dim=1) if weight.numel() else torch.zeros_like(m))
+    (grad,) = torch.autograd.grad(m.sum(), weight)
+    assert grad.shape == weight.shape
+
+
+def test_lengths_of_filters_have_a_second_derivative():
+    weight = random(3, 2, 2, 2, seed=1).requires_grad_()
+    (first,) = torch.autograd.grad(triton_layer.filter_lengths(weight).square().sum(), weight, create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), weight)
+    torch.testing.assert_close(second, 8 * weight)
+
+
+@pytest.mark.parametrize("weighting", ["linear", "joint"])
+def test_a_weighted_layer_takes_no_eager_norm_of_its_filters(weighting, monkeypatch):
+    def refuse(*_):
+        raise AssertionError("an eager norm takes some twenty launches")
+
+    monkeypatch.setattr(triton_layer, "filter_norms", refuse)
+    conv = hb.nn.DecoupledConv2d(5, 8, 3, weighting=weighting).to(DEVICE)
+    conv(random(2, 5, 6, 6, seed=1)).sum().backward()
+    assert conv.weight.grad.isfinite().all()

@@ -25,7 +25,7 @@ from hyperball.functional.decoupled import batched
 from hyperball.functional.windows import transposed_window
 from hyperball.kernels.decoupled import operation as kernel
 from hyperball.kernels.decoupled.operation import Operator
-from hyperball.kernels.norms import inverse, norm, norm_dtype, patch_norm, wide_dtype
+from hyperball.kernels.norms import filter_norms, inverse, norm, norm_dtype, patch_norm, wide_dtype
 from hyperball.kernels.window import Window
 from hyperball.nn.decoupled import Decoupled, DecoupledConvNd, DecoupledConvTransposeNd
 from hyperball.nn.frozen import Frozen
@@ -271,7 +271,7 @@ def eager() -> contextlib.AbstractContextManager[Any]:
 
 def summary(name: str, layer: Decoupled, record: Record) -> LayerDiagnosis:
     filters = layer.filters()
-    m = norm(filters, tuple(range(1, filters.dim()))).flatten()
+    m = filter_norms(filters)
     seen = record.finite()
     lengths = angles = None
     if seen is not None:

@@ -156,6 +156,11 @@ def norm(x: Tensor, dims: tuple[int, ...]) -> Tensor:
     return root(sum_of_squares(x, scale, dims), scale, norm_dtype(x))
 
 
+def filter_norms(weight: Tensor) -> Tensor:
+    """m = ‖w‖ of every filter, [channels]."""
+    return norm(weight, tuple(range(1, weight.dim()))).flatten()
+
+
 def patch_norm(x: Tensor, window: Window) -> Tensor:
     """n[b, g, p] = ‖patch‖ over the channels of group g and the window at p; x is [batch, channels, *spatial]."""
     grouped = x.unflatten(1, (window.groups, -1)) if window.groups > 1 else x.unsqueeze(1)

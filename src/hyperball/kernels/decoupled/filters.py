@@ -15,7 +15,7 @@ from torch import Tensor
 from hyperball.kernels import native
 from hyperball.kernels.decoupled import native as compiled
 from hyperball.kernels.memory import is_channels_last, is_plain, restored
-from hyperball.kernels.norms import inverse, norm
+from hyperball.kernels.norms import filter_norms, inverse, norm
 
 
 class Measured(NamedTuple):
@@ -35,7 +35,7 @@ class Shape(NamedTuple):
     def lengths(self, weight: Tensor) -> Tensor:
         """m [out], by torch's own operators."""
         if not self.transposed:
-            return norm(weight, tuple(range(1, weight.dim()))).flatten()
+            return filter_norms(weight)
         return norm(weight.unflatten(0, (self.groups, -1)), (1, *range(3, weight.dim() + 1))).flatten()
 
     def beside(self, values: Tensor, weight: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from hyperball.kernels import dispatch
 from hyperball.kernels.decoupled.relative import Relative, unresolved
-from hyperball.kernels.dispatch import transforms
-from hyperball.kernels.norms import norm
+from hyperball.kernels.norms import filter_norms
 from hyperball.kernels.triton.decoupled import ops
 from hyperball.kernels.triton.decoupled.block import DecoupledBlock, decoupled_block, track_block
 from hyperball.kernels.triton.decoupled.code import Code, coded
@@ -105,10 +105,20 @@ def operator_inputs(operator: Any, weight: Tensor) -> tuple[Code, list[Any], Rel
         magnitude, relative = unresolved(operator.magnitude)
         code, parameters = described(magnitude, operator.angular, relative, weight)
     if operator.weighting in ("linear", "joint"):
-        m = norm(weight, tuple(range(1, weight.dim()))).flatten()
+        m = filter_lengths(weight)
         parameters[5] = m
         parameters[6] = m if operator.weighting == "joint" else None
     return code, parameters, relative
+
+
+def filter_lengths(weight: Tensor) -> Tensor:
+    """m = ‖w‖ of every filter, [channels]; by the eager norm where a compiler or a dispatch mode looks at operators."""
+    if weight.device.type not in dispatch.DEVICES or not ops.runs_directly(weight):
+        return filter_norms(weight)
+    from hyperball.kernels.triton.decoupled.weighting import FilterLengths
+
+    made: Tensor = FilterLengths.apply(weight)
+    return made
 
 
 def follow(relative: Relative | None, unit: Tensor, count: int) -> None:
@@ -123,7 +133,7 @@ def follow(relative: Relative | None, unit: Tensor, count: int) -> None:
 
 def dense_input(x: Tensor) -> Tensor:
     """x with its channels last, but inside torch.func, which cannot ask for it: there the operator does."""
-    return x if torch.compiler.is_compiling() and transforms() else ops.dense(x)
+    return x if torch.compiler.is_compiling() and dispatch.transforms() else ops.dense(x)
 
 
 def mark_changed(*tensors: Tensor | None) -> None:
