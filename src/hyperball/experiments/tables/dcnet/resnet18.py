@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from hyperball.experiments.protocols import imagenet, shorter
@@ -15,7 +16,8 @@ COLUMNS = {
     "modified resnet18 without bn": ("resnet18_modified", "none"),
 }
 QUESTIONS = (
-    "the standard network starts from the trained plain one of the same seed",
+    "the standard network starts from the trained plain one of the same seed, and so has had twice its schedule; a "
+    "control is the plain one trained again likewise",
     '"N/C" is a network that the paper could not train',
     "BatchNorm's eps is 1e-3 as in the authors' code for CIFAR; running statistics begin at the first batch, also "
     "those of a network that starts with the weights of the plain one",
@@ -50,7 +52,14 @@ def entries(at_imagewoof: bool) -> tuple[Entry, ...]:
             starts = ("baseline", column) if row != "baseline" and column.startswith("standard") else None
             entry_recipe = smaller(recipe) if at_imagewoof else recipe
             made.append(Entry(row, column, entry_recipe, None if at_imagewoof else number(value), start=starts))
-    return tuple(made)
+    return (*made, trained_again(made[0]))
+
+
+def trained_again(plain: Entry) -> Entry:
+    """The control of an operator that starts from the trained plain network: that network itself, trained as long."""
+    return replace(
+        plain, row="baseline, trained again (control)", published=None, kind="control", start=(plain.row, plain.column)
+    )
 
 
 def number(value: float | str) -> float | str:
