@@ -316,8 +316,8 @@ def test_networks_trained_longer_have_the_published_epochs_at_the_scale_quick():
         assert held[entry.row.removesuffix(LONGER)].recipe.override(same) == entry.recipe
 
 
-def test_the_first_epochs_are_those_of_the_published_schedule_at_the_scale_quick_too():
-    row = "pseudo_huber fixed"
+@pytest.mark.parametrize("row", ["pseudo_huber fixed", "welsch fixed", "pseudo_huber adaptive", "huber adaptive"])
+def test_the_first_epochs_are_those_of_the_published_schedule_at_the_scale_quick_too(row):
     whole = next(entry.recipe for entry in trained("pooling-test-outliers").entries if entry.row == row)
     for scale, precision in (("paper", "tf32"), ("quick", "fp32")):
         held = {entry.row: entry for entry in trained("pooling-epochs").at(scale).entries}
