@@ -241,6 +241,13 @@ def bench_tree():
     return {"schema": 1, "device": "Synthetic GPU", "sections": {"conv": section}}
 
 
+def claims_tree(*scales):
+    """A claim about the synthetic table at each scale."""
+    common = {"verdict": "in part", "found": "some do", "table": "synthetic-table"}
+    claims = [{"claim": f"operators win at the scale {scale}", "scale": scale, **common} for scale in scales]
+    return {"kind": "claims", "claims": claims}
+
+
 def make_results(folder):
     """Every kind of record that the page knows, and one that it does not."""
     make_table(folder / "synthetic-table")
@@ -258,6 +265,7 @@ def make_results(folder):
     write(folder / "pictures" / "filters.json", filters_tree())
     write(folder / "pictures" / "norms.json", curves_tree())
     write(folder / "bench" / "synthetic.json", bench_tree())
+    write(folder / "claims.json", claims_tree("paper", "quick"))
     (folder / "broken").mkdir()
     (folder / "broken" / "record.json").write_text('{"format": 1, "recipe"')
     return folder

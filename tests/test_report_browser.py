@@ -12,6 +12,7 @@ import pytest
 from report_cases import (
     EVIL,
     ROWS,
+    claims_tree,
     make_results,
     make_robust,
     make_run,
@@ -21,6 +22,8 @@ from report_cases import (
     table_tree,
     write,
 )
+
+from hyperball.experiments.claims import VERDICTS
 
 pytest.importorskip("jinja2")
 api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -133,12 +136,12 @@ def test_tables_operators_and_scales_can_be_chosen(visit, address):
     page.select_option("[name=operator]", "")
     page.select_option("[name=table]", "synthetic-table")
     page.select_option("[name=scale]", "quick")
-    shown = page.locator("main > section:visible")
+    shown = page.locator("main > section:visible:not([data-part=claims])")
     assert shown.count() == 1
     assert shown.first.get_attribute("data-scale") == "quick"
-    assert page.locator(".toc li:visible").count() == 1
+    assert page.locator(".toc li:visible").count() == 1 + 1
     page.select_option("[name=table]", "")
-    scales = page.locator("main > section:visible").evaluate_all("parts => parts.map((part) => part.dataset.scale)")
+    scales = shown.evaluate_all("parts => parts.map((part) => part.dataset.scale)")
     assert set(scales) == {"quick"}  # neither benchmarks nor the geometry are of a scale
 
 
@@ -342,6 +345,18 @@ def luminance(color):
     return sum(map(int, color.removeprefix("rgb(").removesuffix(")").split(","))) / 3
 
 
+def contrast(*colors):
+    """(L1 + 0.05) / (L2 + 0.05) of the relative luminances of two colors, the lighter first, as in WCAG."""
+
+    def relative(color):
+        shares = [int(part) / 255 for part in re.findall(r"\d+", color)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in shares]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    dark, light = sorted(map(relative, colors))
+    return (light + 0.05) / (dark + 0.05)
+
+
 @pytest.mark.parametrize("scheme, bright", [("light", True), ("dark", False)])
 def test_the_page_follows_the_system_until_a_theme_is_chosen(scheme, bright, visit, address):
     page = visit(address, color_scheme=scheme)
@@ -506,6 +521,37 @@ def test_a_link_of_the_contents_opens_the_section_it_leads_to(visit, tmp_path):
     link.click()  # the address is the same as before
     table.wait_for(state="visible")
     assert page.locator("details.more[open]").count() == 0
+
+
+def test_a_claim_leads_to_its_table_and_is_filtered_with_it(visit, address):
+    page = visit(address, viewport={"width": 1400, "height": 900})
+    claims = page.locator("section[data-part=claims] .statements li")
+    assert claims.count() == 2
+    folded = page.locator("section[data-table='synthetic-table'][data-scale=quick]").locator("table").first
+    assert not folded.is_visible()
+    claims.nth(1).locator("a").click()
+    folded.wait_for(state="visible")
+    page.select_option("[name=scale]", "quick")
+    assert [claim.is_visible() for claim in claims.all()] == [False, True]
+    page.select_option("[name=scale]", "")
+    page.fill("[name=text]", '"scale paper"')
+    assert [claim.is_visible() for claim in claims.all()] == [True, False]
+    page.fill("[name=text]", '"no such claim"')
+    assert not page.locator("section[data-part=claims]").is_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("verdict", VERDICTS)
+def test_a_verdict_can_be_read_in_every_theme(verdict, scheme, visit, tmp_path):
+    tree = claims_tree("paper")
+    tree["claims"][0]["verdict"] = verdict
+    write(tmp_path / "in/claims.json", tree)
+    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"), encoding="utf-8")
+    page = visit((tmp_path / "page.html").as_uri(), color_scheme=scheme)
+    mark = page.locator(".statements .verdict b")
+    assert mark.inner_text().endswith(verdict)
+    colors = mark.evaluate("part => [getComputedStyle(part).color, getComputedStyle(part).backgroundColor]")
+    assert contrast(*colors) >= 4.5
 
 
 def test_every_number_can_be_read_whatever_its_verdict(visit, tmp_path):

@@ -16,7 +16,7 @@ from report_cases import (
 )
 
 from hyperball.experiments.reproduce import Comparison
-from hyperball.experiments.results.markdown import attack_cell
+from hyperball.experiments.results.details import attack_cell
 from hyperball.experiments.results.text import part_of
 from hyperball.report import read_folder
 from hyperball.report.kinds import Published, RobustCell

@@ -58,7 +58,7 @@ def test_a_table_is_trained_kept_and_printed_beside_the_paper(tiny, tmp_path, ca
     text = markdown.summary(tmp_path / "results")
     assert "| A tiny table | quick | 1 of 2 | 1 |" in text
     filled = markdown.fill("a\n<!-- results: tiny -->\nold\n<!-- /results -->\nb", tmp_path / "results")
-    assert filled.startswith("a\n<!-- results: tiny -->\nScale `quick`: 1 epoch. 1 of 2 numbers.")
+    assert filled.startswith("a\n<!-- results: tiny -->\nScale `quick`: 1 epoch. 1 of 2 numbers, 1 seed.")
     assert "old" not in filled
     assert "(50) |\n<!-- /results -->\nb" in filled
     assert main([*command, "--cells", "published"]) == 0

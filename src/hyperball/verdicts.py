@@ -21,6 +21,7 @@ CHANCE = (
     f'"{LOST}" is a network that did not converge: its numbers are not finite, or its last top-1 accuracy is within '
     f"{WIDTH:g} standard errors of chance, 1 in so many classes or the share of the commonest, on the images tested"
 )
+METRICS = {"error": "Test error, %", "top1": "Test accuracy, %", "top5_error": "Top-5 test error, %"}
 Verdict = Literal["better", "near", "worse", "contradicts"]
 AGREES: tuple[Verdict, ...] = ("better", "near")
 CONTRADICTION = "the paper's did not converge, ours did"

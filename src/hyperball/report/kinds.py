@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hyperball.experiments.claims import Claim, read_claims
 from hyperball.report.files import (
     RecordError,
     all_numbers,
@@ -146,7 +147,15 @@ class Bench:
     notes: tuple[str, ...] = ()
 
 
-Record = Published | Attack | Robustness | RobustCell | Bench | Features | Filters | Curves
+@dataclass(frozen=True)
+class Claims:
+    """What papers say, with a verdict each."""
+
+    name: str
+    claims: tuple[Claim, ...]
+
+
+Record = Claims | Published | Attack | Robustness | RobustCell | Bench | Features | Filters | Curves
 
 
 def read_published(tree: Mapping[str, Any], path: Path, name: str) -> Published:
@@ -281,6 +290,14 @@ def located(entry: Mapping[str, Any]) -> Located:
     return Located(clipped(entry.get("name")), clipped(entry.get("published")), float(entry["located"]))
 
 
+def read_written(tree: Mapping[str, Any], path: Path, name: str) -> Claims:
+    """A claims.json."""
+    try:
+        return Claims(name, read_claims(tree))
+    except ValueError as error:
+        raise RecordError(f"{path.name}: {error}") from error
+
+
 def read_bench(tree: Mapping[str, Any], path: Path, name: str) -> Bench:
     """What `hyperball bench` writes, or any object with conditions and lists of rows."""
     sections = tree.get("sections")
@@ -317,6 +334,7 @@ def rows_of(value: Any) -> tuple[dict[str, Any], ...]:
 
 Reader = Callable[[Mapping[str, Any], Path, str], Record]
 KINDS: dict[str, Reader] = {
+    "claims": read_written,
     "features2d": read_features,
     "filters": read_filters,
     "curves": read_curves,

@@ -177,7 +177,7 @@
     let shown = 0, total = 0, sections = 0;
     for (const section of all("main > section")) {
       let kept = 0;
-      for (const row of all("tbody tr, .left-out li, .bar", section)) {
+      for (const row of all("tbody tr, .left-out li, .statements li, .bar", section)) {
         const own = row.dataset.operator, fits = !operator || own === undefined || own === operator;
         const visible = fits && inside(row, section) && matches(row, section, wanted);
         row.hidden = !visible;
@@ -225,7 +225,7 @@
   }
   addEventListener("hashchange", openAimedAt);
   openAimedAt();
-  document.querySelector(".toc")?.addEventListener("click", (event) => { if (event.target.closest("a")) setTimeout(openAimedAt); });
+  document.addEventListener("click", (event) => { if (event.target.closest('a[href^="#section-"]')) setTimeout(openAimedAt); });
 
   // Light, dark, or what the system says; page.html?theme=dark asks for one.
   const button = document.querySelector("[data-theme-button]"), themes = ["system", "light", "dark"];

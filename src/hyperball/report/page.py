@@ -95,8 +95,21 @@ class Gallery:
 
 
 @dataclass(frozen=True)
+class Statement:
+    """A claim with a verdict and its sign, what was found and by what; `table` and `scale` are where it links to."""
+
+    claim: str
+    sign: str
+    verdict: str
+    found: str
+    by: str
+    table: str = ""
+    scale: str = ""
+
+
+@dataclass(frozen=True)
 class Section:
-    """A heading, a lead, a finding, tables, pictures, remarks; `folded` hides it all behind the heading.
+    """A heading, a lead, a finding, statements, tables, pictures, remarks; `folded` hides it all behind the heading.
 
     `table` and `scale` are what the page's filter knows it by; `badges` stand below the heading; `facts` are
     conditions behind a fold; `doubts` are sentences that gather `doubt_count` doubts about runs.
@@ -114,6 +127,7 @@ class Section:
     doubt_count: int = 0
     facts: tuple[str, ...] = ()
     galleries: tuple[Gallery, ...] = ()
+    statements: tuple[Statement, ...] = ()
     table: str = ""
     scale: str = ""
     part: str = ""
@@ -136,12 +150,17 @@ class Page:
         numbered = enumerate(self.sections, 1)
         return [list(entry) for _, entry in groupby(numbered, lambda one: (one[1].title, one[1].table))]
 
+    def place(self, table: str, scale: str) -> int:
+        """The number of the section of a table at a scale; 0 for none."""
+        places = ((section.table, section.scale) for section in self.sections)
+        return next((at for at, place in enumerate(places, 1) if place == (table, scale) and table), 0)
+
     def choices(self, name: str) -> list[str]:
         """The tables, scales or operators that the filter offers."""
         if name == "operator":
             found = {text for section in self.sections for table in section.tables for text in table.operators}
         else:
-            parts = [part for section in self.sections for part in (section, *section.tables)]
+            parts = [part for section in self.sections for part in (section, *section.tables, *section.statements)]
             found = {line for part in parts for line in getattr(part, name).splitlines()}
         return sorted(found - {""})
 

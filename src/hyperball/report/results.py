@@ -12,13 +12,14 @@ from hyperball.experiments.scales import SCALES
 from hyperball.report.doubts import distinct, gathered
 from hyperball.report.files import natural
 from hyperball.report.folder import Found
-from hyperball.report.kinds import Attack, Bench, Published, RobustCell, Robustness
+from hyperball.report.kinds import Attack, Bench, Claims, Published, RobustCell, Robustness
 from hyperball.report.page import Page, Section
 from hyperball.report.pictures import Curves, Features, Filters
 from hyperball.report.records import Run
 from hyperball.report.sections import lines as curves
 from hyperball.report.sections.against import against_paper
 from hyperball.report.sections.bench import bench_sections
+from hyperball.report.sections.claims import claims_section
 from hyperball.report.sections.figures import figure_section, galleries, geometry_section
 from hyperball.report.sections.join import Joined
 from hyperball.report.sections.published import (
@@ -44,7 +45,7 @@ HOW = "Hover over a number or a line, tap it or reach it with the Tab key, for i
 
 
 def results_page(found: Found, title: str = "Results") -> Page:
-    """Ours against the papers', overview, tables, robustness, other runs, figures, benchmarks, geometry, every run."""
+    """What holds, ours against the papers', tables, robustness, other runs, figures, benchmarks, geometry, all runs."""
     tables = in_reading_order(found.of(Published))
     joined = [Joined(table, found.runs, found.of(RobustCell)) for table in tables]
     used = set[int]().union(*(entry.used for entry in joined))
@@ -53,6 +54,7 @@ def results_page(found: Found, title: str = "Results") -> Page:
     for run in others:
         sets.setdefault((table_of(run, joined), run.data), []).append(run)
     sections: list[Section | None] = [
+        claims_section(found.of(Claims), joined),
         against_section(joined),
         overview(joined),
         *table_sections(joined, found),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from hyperball.verdicts import LOST as DIVERGED
 
@@ -34,6 +34,14 @@ def part_of(values: Sequence[float], count: int, digits: int = 2) -> str:
         return NOTHING
     told = f"{statistics.fmean(values):.{digits}f}"
     return told if len(values) >= count else f"{told} [{len(values)} of {count}]"
+
+
+def seed_words(counts: Iterable[int]) -> str:
+    """Over how many seeds numbers were measured: "3 seeds", "1 to 3 seeds"; nothing without a number."""
+    told = sorted(set(counts))
+    if len(told) > 1:
+        return f"{told[0]} to {told[-1]} seeds"
+    return f"{told[0]} seed{'' if told[0] == 1 else 's'}" if told else ""
 
 
 def far_apart(budgets: Sequence[float]) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hyperball.experiments.headings import heading
+from hyperball.experiments.layout import layout
 from hyperball.report.doubts import Doubt, distinct, gathered
 from hyperball.report.drawing.axes import Axis
 from hyperball.report.drawing.svg import Safe, element, svg
@@ -16,11 +17,21 @@ from hyperball.report.page import Gallery, Section
 from hyperball.report.sections.join import Joined, Line
 from hyperball.report.sections.table_curves import convergence, outliers, radii
 from hyperball.report.tables import MISSING, Cell, Table, ending, trimmed, where
-from hyperball.verdicts import AGREES, CONTRADICTION, LOST, NEAR, better, in_order, is_error, order_words, verdict
+from hyperball.verdicts import (
+    AGREES,
+    CONTRADICTION,
+    LOST,
+    METRICS,
+    NEAR,
+    better,
+    in_order,
+    is_error,
+    order_words,
+    verdict,
+)
 from hyperball.verdicts import compares as comparable
 
-METRICS = {"error": "Test error, %", "top1": "Test accuracy, %", "top5_error": "Top-5 test error, %"}
-MOST_COLUMNS, MOST_CONDITIONS, MOST_EXTRA = 6, 12, 10
+MOST_EXTRA = 10
 PLOT_WIDTH, PLOT_HEIGHT = 150.0, 18.0
 
 
@@ -112,33 +123,26 @@ def tone(table: Published, line: Line) -> str:
 def matrix(joined: Joined) -> Table | None:
     """Rows and columns as the paper prints them; None where they would not fit or a table has a cell twice.
 
-    Conditions such as attacks become the columns where there are any, and the columns a part of the rows. A cell of
-    several recipes has the table's own number; the others stand in the long table.
+    A cell of several recipes has the table's own number; the others stand in the long table.
     """
     table, lines = joined.table, joined.one_a_cell
-    split = {line.number.column: joined.split(line.number.column) for line in lines}
-    turned = any(condition for _, condition in split.values())
-    bases = len({base for base, _ in split.values()})
-    placed: dict[tuple[str, str], Line] = {}
-    for line in lines:
-        base, condition = split[line.number.column]
-        row = f"{line.number.row}, {base}" if turned and bases > 1 else line.number.row
-        placed[row, (condition or "test set") if turned else base] = line
-    rows, columns = (list(dict.fromkeys(place[i] for place in placed)) for i in (0, 1))
-    fits = 2 <= len(columns) <= (MOST_CONDITIONS if turned else MOST_COLUMNS)
-    if not fits or len(rows) < 2 or len(placed) < len(lines):
+    laid = layout([(line.number.row, *joined.split(line.number.column)) for line in lines])
+    if laid is None:
         return None
-    best = {column: best_of(table, [line for (_, own), line in placed.items() if own == column]) for column in columns}
+    placed = {place: lines[at] for place, at in laid.places.items()}
+    best = {
+        column: best_of(table, [line for (_, own), line in placed.items() if own == column]) for column in laid.columns
+    }
     cells, operators = [], []
-    for row in rows:
-        held = [placed.get((row, column)) for column in columns]
+    for row in laid.rows:
+        held = [placed.get((row, column)) for column in laid.columns]
         first = next(line for line in held if line is not None)
-        ours = [cell(table, line, best[column]) for line, column in zip(held, columns, strict=True)]
+        ours = [cell(table, line, best[column]) for line, column in zip(held, laid.columns, strict=True)]
         cells.append((Cell(row, remark=kind_of(table, first)), *ours))
         operators.append(first.operator)
     caption = matrix_caption(table, lines)
     missing = sum(not line.is_done for line in lines)
-    return trimmed(Table(("", *columns), tuple(cells), caption=caption, operators=tuple(operators)), missing)
+    return trimmed(Table(("", *laid.columns), tuple(cells), caption=caption, operators=tuple(operators)), missing)
 
 
 def matrix_caption(table: Published, lines: Sequence[Line]) -> str:

@@ -1,0 +1,77 @@
+"""What papers say and what was found: the claims of a results folder, written by hand, one verdict each.
+
+{"kind": "claims", "claims": [{"claim": "operators train without BatchNorm", "verdict": "holds", "found": "30 %",
+ "table": "dcnet-table2", "scale": "paper", "see": ["table 2", "#table-2"], "how": "whole schedule"}]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, Literal, get_args
+
+from hyperball.experiments.results.text import seed_words
+
+Standing = Literal["holds", "in part", "does not hold", "not decided"]
+VERDICTS: tuple[Standing, ...] = get_args(Standing)
+FILE = "claims.json"
+LONGEST = 1000  # characters of a text
+LENGTHS = {
+    "paper": "whole schedule", "half": "half of the schedule", "quarter": "a quarter of the schedule", "quick": "quick",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A sentence of a paper, whether it holds here, and what says so.
+
+    Args:
+        table, scale: the table whose records were looked at.
+        how: what these records are, where the scale does not say it.
+        see: where more is said: a text and what it links to.
+    """
+
+    claim: str
+    verdict: Standing
+    found: str
+    table: str
+    scale: str
+    how: str = ""
+    see: tuple[str, str] | None = None
+
+    def by(self, seeds: Sequence[int]) -> str:
+        """What the verdict stands on: the length of training, and over how many seeds its numbers were measured."""
+        return ", ".join(filter(None, (self.how or LENGTHS.get(self.scale, self.scale), seed_words(seeds))))
+
+
+def read_claims(tree: Mapping[str, Any]) -> tuple[Claim, ...]:
+    """The claims of a file; a ValueError names what is none."""
+    held = tree.get("claims")
+    if not isinstance(held, list):
+        raise ValueError("`claims` must be a list")
+    return tuple(read_claim(entry, at) for at, entry in enumerate(held, 1))
+
+
+def read_claim(entry: Any, at: int) -> Claim:
+    if not isinstance(entry, dict):
+        raise ValueError(f"claim {at} must be an object")
+    names = {field.name for field in fields(Claim)}
+    if unknown := sorted(set(entry) - names):
+        raise ValueError(f"claim {at} has an unknown field {unknown[0]!r}; known: {', '.join(sorted(names))}")
+    texts = {name: read_text(entry.get(name, ""), f"claim {at}: `{name}`") for name in names - {"see"}}
+    if missing := [name for name in names - {"see", "how"} if not texts[name]]:
+        raise ValueError(f"claim {at} has no `{min(missing)}`")
+    if texts["verdict"] not in VERDICTS:
+        raise ValueError(f"claim {at}: `verdict` must be one of {', '.join(VERDICTS)}, got {texts['verdict']!r}")
+    see = entry.get("see")
+    if see is not None and not (isinstance(see, list) and len(see) == 2):
+        raise ValueError(f"claim {at}: `see` must be a text and what it links to")
+    parts = [read_text(part, f"claim {at}: `see`") for part in see or ()]
+    return Claim(**texts, see=(parts[0], parts[1]) if parts else None)
+
+
+def read_text(value: Any, name: str) -> str:
+    """A text on one line."""
+    if not isinstance(value, str) or len(value) > LONGEST:
+        raise ValueError(f"{name} must be a text of at most {LONGEST} characters")
+    return " ".join(value.split())
