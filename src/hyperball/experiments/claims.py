@@ -58,16 +58,17 @@ def read_claim(entry: Any, at: int) -> Claim:
     names = {field.name for field in fields(Claim)}
     if unknown := sorted(set(entry) - names):
         raise ValueError(f"claim {at} has an unknown field {unknown[0]!r}; known: {', '.join(sorted(names))}")
-    texts = {name: read_text(entry.get(name, ""), f"claim {at}: `{name}`") for name in names - {"see"}}
-    if missing := [name for name in names - {"see", "how"} if not texts[name]]:
+    verdict = next((known for known in VERDICTS if known == entry.get("verdict")), None)
+    if verdict is None:
+        raise ValueError(f"claim {at}: `verdict` must be one of {', '.join(VERDICTS)}, got {entry.get('verdict')!r}")
+    texts = {name: read_text(entry.get(name, ""), f"claim {at}: `{name}`") for name in names - {"verdict", "see"}}
+    if missing := [name for name in texts if name != "how" and not texts[name]]:
         raise ValueError(f"claim {at} has no `{min(missing)}`")
-    if texts["verdict"] not in VERDICTS:
-        raise ValueError(f"claim {at}: `verdict` must be one of {', '.join(VERDICTS)}, got {texts['verdict']!r}")
     see = entry.get("see")
     if see is not None and not (isinstance(see, list) and len(see) == 2):
         raise ValueError(f"claim {at}: `see` must be a text and what it links to")
     parts = [read_text(part, f"claim {at}: `see`") for part in see or ()]
-    return Claim(**texts, see=(parts[0], parts[1]) if parts else None)
+    return Claim(**texts, verdict=verdict, see=(parts[0], parts[1]) if parts else None)
 
 
 def read_text(value: Any, name: str) -> str:
