@@ -14,37 +14,37 @@ from hyperball.bench.self_checks import SELF_CHECKS
 
 TOLERANCE = 1e-3  # relative, in float32: a mistake shows far above it, rounding far below
 CONV_TESTS = (
-    "test_native_decoupled.py::test_every_row_equals_its_eager_twin_in_float64",
-    "test_native_decoupled.py::test_any_number_of_channels_and_positions_equals_the_eager_twin",
-    "test_decoupled.py::test_per_channel_parameters_equal_the_reference",
-    "test_decoupled.py::test_linearly_weighted_linear_cosine_is_the_plain_convolution",
-    "test_decoupled.py::test_linear_square_cosine_equals_a_bcos_convolution",
+    "decoupled/test_native_decoupled.py::test_every_row_equals_its_eager_twin_in_float64",
+    "decoupled/test_native_decoupled.py::test_any_number_of_channels_and_positions_equals_the_eager_twin",
+    "decoupled/test_decoupled.py::test_per_channel_parameters_equal_the_reference",
+    "decoupled/test_decoupled.py::test_linearly_weighted_linear_cosine_is_the_plain_convolution",
+    "decoupled/test_decoupled.py::test_linear_square_cosine_equals_a_bcos_convolution",
 )
 TESTS = {
     "conv": CONV_TESTS,
-    "train": ("test_fused.py::test_a_chain_of_carrying_blocks_gives_the_gradients_of_the_modules",),
+    "train": ("kernels/test_fused.py::test_a_chain_of_carrying_blocks_gives_the_gradients_of_the_modules",),
     "pool": (
-        "test_pooling.py::test_convex_pooling_finds_the_root_that_bisection_finds",
-        "test_pooling.py::test_lower_precision_agrees_with_float64",
+        "pooling/test_pooling.py::test_convex_pooling_finds_the_root_that_bisection_finds",
+        "pooling/test_pooling.py::test_lower_precision_agrees_with_float64",
     ),
     "projection": (
-        "test_projection.py::test_equals_the_reference",
-        "test_projection.py::test_lower_precision_is_the_rounded_float64_answer",
+        "projection/test_projection.py::test_equals_the_reference",
+        "projection/test_projection.py::test_lower_precision_is_the_rounded_float64_answer",
     ),
-    "inference": ("test_freeze_inference.py::test_frozen_layers_give_what_the_model_gives",),
+    "inference": ("library/test_freeze_inference.py::test_frozen_layers_give_what_the_model_gives",),
     "scaling": CONV_TESTS[:2],
 }
-GPU_CONV_TESTS = ("test_triton.py::test_a_layer_on_the_gpu_equals_itself_on_the_cpu_in_float64",)
+GPU_CONV_TESTS = ("kernels/test_triton.py::test_a_layer_on_the_gpu_equals_itself_on_the_cpu_in_float64",)
 GPU_TESTS = {
     "conv": GPU_CONV_TESTS,
-    "train": ("test_fused.py::test_a_chain_on_the_gpu_equals_its_modules_on_the_cpu",),
+    "train": ("kernels/test_fused.py::test_a_chain_on_the_gpu_equals_its_modules_on_the_cpu",),
     "pool": (
-        "test_pooling_gradients.py::test_cuda_agrees_with_the_cpu",
-        "test_batch_norm_layer.py::test_cuda_equals_cpu",
+        "pooling/test_gradients.py::test_cuda_agrees_with_the_cpu",
+        "batch_norm/test_layer.py::test_cuda_equals_cpu",
     ),
-    "projection": ("test_projection_use.py::test_cuda_equals_the_cpu_and_keeps_batch_independence",),
+    "projection": ("projection/test_use.py::test_cuda_equals_the_cpu_and_keeps_batch_independence",),
     "inference": (
-        "test_freeze_gpu.py::test_a_frozen_network_gives_the_unfrozen_ones_outputs_in_half_precision_and_in_a_graph",
+        "library/test_freeze_gpu.py::test_a_frozen_network_gives_the_unfrozen_ones_outputs_in_half_precision_and_in_a_graph",
     ),
     "scaling": GPU_CONV_TESTS,
 }

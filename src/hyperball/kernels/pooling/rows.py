@@ -18,7 +18,7 @@ from hyperball.kernels.pooling.solver import gain_and_curvature, solve
 from hyperball.kernels.reading import can_look, export_records, factor_where, is_concrete, row_sum
 from hyperball.rows import Value
 
-CONVEX_STEPS = 10  # fixed trip counts, chosen by tests/test_pooling_solver.py on rows with 0, 25 and 45 % outliers
+CONVEX_STEPS = 10  # fixed trip counts, chosen by tests/pooling/test_solver.py on rows with 0, 25 and 45 % outliers
 LOCAL_STEPS = 12
 CANDIDATES = 64  # starts at which a penalty that is not convex is evaluated
 KEPT = 4  # of which these are followed to their minimum

@@ -30,7 +30,7 @@ from hyperball.kernels.pooling.values import (
 from hyperball.kernels.reading import can_look, export_records, row_sum
 from hyperball.rows import Value
 
-FIXED_STEPS = 20  # chosen by tests/test_pooling_segments.py on sets with 0, 25 and 45 % outliers
+FIXED_STEPS = 20  # chosen by tests/pooling/test_segments.py on sets with 0, 25 and 45 % outliers
 MAX_STEPS = 200
 STARTS = 3
 DENSE = 128  # dimensions up to which H is formed

@@ -1,0 +1,181 @@
+"""What papers say and what was found: the file of claims, its table in Markdown, its place on the page."""
+
+import json
+import re
+
+import pytest
+from places import ROOT
+from report_cases import EVIL, make_table, page_of, parsed, section_of, write
+
+from hyperball.experiments.claims import FILE, VERDICTS, read_claims
+from hyperball.experiments.layout import layout
+from hyperball.experiments.results import markdown
+from hyperball.experiments.scales import SCALES
+from hyperball.experiments.tables import TABLES
+from hyperball.report import read_folder
+from hyperball.report.results import results_page
+
+KEPT = read_claims(json.loads((ROOT / "results" / FILE).read_text(encoding="utf-8")))
+
+
+def claim(**changes):
+    made = {
+        "claim": "tanh wins", "verdict": "holds", "found": "it does", "table": "synthetic-table", "scale": "paper",
+    }  # fmt: skip
+    return {name: value for name, value in {**made, **changes}.items() if value is not None}
+
+
+def claims(*entries):
+    return {"kind": "claims", "claims": list(entries)}
+
+
+@pytest.mark.parametrize(
+    "tree, said",
+    [
+        ({"kind": "claims"}, "`claims` must be a list"),
+        (claims(3), "claim 1 must be an object"),
+        (claims(claim(), claim(found=None)), "claim 2 has no `found`"),
+        (claims(claim(claim=" \n")), "claim 1 has no `claim`"),
+        (claims(claim(found=7)), "claim 1: `found` must be a text"),
+        (claims(claim(found="x" * 1001)), "claim 1: `found` must be a text of at most 1000"),
+        (claims(claim(verdict="maybe")), "`verdict` must be one of holds, in part, does not hold, not decided"),
+        (claims(claim(verdict="maybe")), "got 'maybe'"),
+        (claims(claim(verdit="holds")), "an unknown field 'verdit'"),
+        (claims(claim(see="table 2")), "`see` must be a text and what it links to"),
+        (claims(claim(see=[])), "`see` must be a text and what it links to"),
+        (claims(claim(see=["table 2", 3])), "`see` must be a text"),
+    ],
+)
+def test_a_claim_that_is_none_is_refused_by_its_place(tree, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        read_claims(tree)
+
+
+def test_a_broken_file_is_left_out_and_the_page_is_made(tmp_path, capsys):
+    pytest.importorskip("jinja2")
+    make_table(tmp_path / "table", seeds=1, epochs=2)
+    write(tmp_path / FILE, claims(claim(verdict="maybe")))
+    assert "got &#39;maybe&#39;" in page_of(tmp_path)
+    assert all(section.part != "claims" for section in results_page(read_folder(tmp_path)).sections)
+    assert markdown.made("claims", tmp_path) == markdown.NOTHING
+    assert "`verdict` must be one of" in capsys.readouterr().err
+
+
+def test_a_verdict_stands_on_a_length_of_training_and_on_seeds():
+    (held,) = read_claims(claims(claim(scale="quarter")))
+    assert held.by([3, 1, 3]) == "a quarter of the schedule, 1 to 3 seeds"
+    assert held.by([1]) == "a quarter of the schedule, 1 seed"
+    assert held.by([]) == "a quarter of the schedule"
+    (held,) = read_claims(claims(claim(how="measured")))
+    assert held.by([2]) == "measured, 2 seeds"
+    (held,) = read_claims(claims(claim(scale="of ours")))
+    assert held.by([]) == "of ours"
+
+
+def test_texts_are_lines():
+    (held,) = read_claims(claims(claim(found="a\n\n| b |\n", see=["a\nb", "#c"])))
+    assert (held.found, held.see) == ("a | b |", ("a b", "#c"))
+
+
+def test_the_page_begins_with_the_claims(tmp_path):
+    pytest.importorskip("jinja2")
+    make_table(tmp_path / "table", seeds=2, epochs=2)
+    write(tmp_path / FILE, claims(claim(), claim(verdict="in part", claim="ball wins"), claim(table="unknown")))
+    section = section_of(tmp_path, part="claims")
+    assert section.lead == "What the papers say, and what was found here: 2 ✓ holds, 1 ◐ in part."
+    assert [entry.by for entry in section.statements] == ["whole schedule, 2 seeds"] * 2 + ["whole schedule"]
+    text = page_of(tmp_path)
+    assert text.index("What holds") < text.index("At a glance")
+    place = re.search(r'<section id="(section-\d+)"[^>]*data-table="synthetic-table"[^>]*data-scale="paper"', text)[1]
+    assert text.count(f'<a href="#{place}">synthetic-table</a>') == 2
+    assert ">unknown · whole schedule<" in text  # a table that is not there is no link
+
+
+def test_hostile_claims_are_only_shown(tmp_path):
+    pytest.importorskip("jinja2")
+    make_table(tmp_path / "table", seeds=1, epochs=2)
+    before = parsed(page_of(tmp_path)).tags
+    hostile = claim(claim=EVIL, found=EVIL, table=EVIL, scale=EVIL, how=EVIL, see=[EVIL, "javascript:alert(1)"])
+    write(tmp_path / FILE, claims(hostile))
+    after = parsed(page_of(tmp_path)).tags
+    for tag in ("script", "img"):
+        assert after.count(tag) == before.count(tag)
+    assert "javascript:" not in page_of(tmp_path)
+
+
+def test_the_table_in_markdown_links_each_claim(tmp_path):
+    found = claim(see=["table 2", "#table-2"], table="dcnet-table2", found="yes | no")
+    write(tmp_path / FILE, claims(found, claim(how="measured", table="nothing")))
+    assert markdown.made("claims", tmp_path).splitlines()[2:] == [
+        "| tanh wins ([table 2](#table-2)) | **holds** | yes / no | whole schedule |",
+        "| tanh wins | **holds** | it does | measured |",
+    ]
+    assert markdown.made("claims", tmp_path / "nowhere") == markdown.NOTHING
+
+
+@pytest.mark.parametrize(
+    "cells, rows, columns",
+    [
+        ([("a", "x", ""), ("b", "x", ""), ("a", "y", "")], ("a", "b"), ("x", "y")),
+        ([("a", "x", ""), ("b", "x", "")], None, None),  # one column is a list
+        ([("a", "x", ""), ("a", "y", "")], None, None),  # and so is one row
+        ([("a", "x", ""), ("b", "x", ""), ("a", "y", ""), ("a", "y", "")], None, None),  # two numbers, one place
+        ([(row, f"{at}", "") for row in "ab" for at in range(7)], None, None),  # too wide
+        ([(row, "x", condition) for row in "ab" for condition in ("", "5 %")], ("a", "b"), ("test set", "5 %")),
+        (
+            [("a", column, condition) for column in "xy" for condition in ("", "5 %")],
+            ("a, x", "a, y"), ("test set", "5 %"),
+        ),
+    ],
+)  # fmt: skip
+def test_a_table_is_laid_out_as_printed_where_it_fits(cells, rows, columns):
+    laid = layout(cells)
+    assert (laid and laid.rows, laid and laid.columns) == (rows, columns)
+    if laid:
+        assert sorted(laid.places.values()) == list(range(len(cells)))
+
+
+# The claims that are kept in this repository.
+
+
+def test_kept_claims_are_of_known_tables():
+    assert {entry.table for entry in KEPT} <= set(TABLES)
+    assert {entry.scale for entry in KEPT} <= set(SCALES)
+    assert {entry.verdict for entry in KEPT} == set(VERDICTS)
+    assert len({entry.claim for entry in KEPT}) == len(KEPT)
+
+
+def anchors(path):
+    """What a link to a heading of a Markdown file ends with."""
+    heads = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", head.lower()).replace(" ", "-") for head in heads}
+
+
+@pytest.mark.parametrize("entry", KEPT, ids=lambda entry: entry.claim[:40])
+def test_kept_claims_link_to_what_says_more(entry):
+    name, _, anchor = entry.see[1].partition("#")
+    path = ROOT / "docs" / (name or "reproduction.md")
+    assert path.exists()
+    assert not anchor or anchor in anchors(path)
+
+
+def rounded_numbers(tree):
+    """Every number of a kept table, ours and the paper's, to a decimal."""
+    numbers = set()
+    for entry in tree["numbers"]:
+        values = entry.get("values") or []
+        held = [[entry.get("published")], values, [sum(values) / len(values)] if values else []]
+        for name, value in entry.items():
+            if name not in ("values", "best"):
+                held.append(value if isinstance(value, list) else [value])
+        numbers |= {f"{value:.1f}" for values in held for value in values if isinstance(value, int | float)}
+    return numbers
+
+
+@pytest.mark.parametrize("entry", KEPT, ids=lambda entry: entry.claim[:40])
+def test_numbers_of_kept_claims_are_those_of_the_records(entry):
+    """Those with one decimal; others, such as lengths and times, are rounded further or read from pictures."""
+    told = re.findall(r"(?<![\d.])\d+\.\d(?!\d)", entry.found)
+    path = ROOT / "results" / f"{entry.table}-{entry.scale}" / "table.json"
+    if told:
+        assert set(told) <= rounded_numbers(json.loads(path.read_text(encoding="utf-8")))
