@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from training_cases import losses, same, weights
+from training_cases import losses, same, weights, write_images
 
 from hyperball import data
 from hyperball.experiments.results.broken import odd_results
@@ -144,8 +144,6 @@ def test_a_set_is_read_once_for_all_conditions(tmp_path: Path, monkeypatch):
 
 
 def test_image_files_have_no_conditions(tmp_path: Path):
-    from test_training_sets import write_images
-
     write_images(tmp_path)
     config = {"data": {"name": "folder", "image_size": 16}, "model": {"name": "resnet18", "options": {"width": 4}}}
     asked = Recipe.from_dict({**config, "batch_size": 2, "epochs": 1, "log": {"conditions": {"odd": {"workers": 1}}}})

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from training_cases import DECOUPLED, losses, run, same, small, weights
+from training_cases import DECOUPLED, losses, run, same, small, weights, write_images
 
 import hyperball as hb
 from hyperball.data import load
@@ -168,8 +168,6 @@ def test_a_network_without_running_means_is_refused(tmp_path: Path):
 
 
 def test_image_files_may_have_them(tmp_path: Path):
-    from test_training_sets import write_images
-
     write_images(tmp_path)
     config = {"data": {"name": "folder", "image_size": 16}, "model": {"name": "resnet18", "options": {"width": 4}}}
     asked = {**config, "batch_size": 2, "epochs": 2, "log": {"conditions": {"fresh": {"statistics": 2}}}}
