@@ -9,8 +9,8 @@ from torch import nn
 
 from hyperball.attacks import fast_fgsm, fgsm, pgd, trades_loss
 from hyperball.training import Recipe
-from hyperball.training.fields import RecipeError
-from hyperball.training.objective import Objective
+from hyperball.training.recipe.fields import RecipeError
+from hyperball.training.update.objective import Objective
 
 
 def recipe_of(method: str, **fields: object) -> Recipe:

@@ -12,7 +12,7 @@ from training_cases import write_images
 from hyperball.data import Augment, Dataset, Samples
 from hyperball.data.parts import boxes, largest_center, resized_parts
 from hyperball.training import Recipe, RecipeError
-from hyperball.training.sections import DataConfig
+from hyperball.training.recipe.sections import DataConfig
 from hyperball.training.sets import Source, load_set, train_feed
 
 KEYS = torch.arange(4000)

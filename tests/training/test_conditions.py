@@ -10,8 +10,8 @@ from training_cases import losses, same, weights, write_images
 from hyperball import data
 from hyperball.experiments.results.broken import odd_results
 from hyperball.training import Recipe, RecipeError, evaluate, resume, sets, train
-from hyperball.training.evaluation import Evaluator
 from hyperball.training.files import FileError, read_tree, write_json
+from hyperball.training.measures.evaluation import Evaluator
 from hyperball.training.record import Record, read_metrics
 
 HALF, FEW = {"outliers": 0.5}, {"outliers": 0.1}

@@ -13,12 +13,19 @@ from hyperball.convert.heads import ProjectedLinear
 from hyperball.experiments.jobs.cell import main as cell_main
 from hyperball.nn import NormalizedLinear
 from hyperball.training import DataConfig, Recipe, RecipeError, evaluate, train
-from hyperball.training import evaluation as evaluation_module
 from hyperball.training.engine import Decision, build_engine
-from hyperball.training.evaluation import MOST_MAP, Evaluator, decoded, largest_map, power_below, precise_logits
 from hyperball.training.files import read_tree, write_json
 from hyperball.training.loop import starts_afresh
-from hyperball.training.sections import LogConfig
+from hyperball.training.measures import evaluation as evaluation_module
+from hyperball.training.measures.evaluation import (
+    MOST_MAP,
+    Evaluator,
+    decoded,
+    largest_map,
+    power_below,
+    precise_logits,
+)
+from hyperball.training.recipe.sections import LogConfig
 from hyperball.training.sets import ResidentFeed, Source, load_set, train_feed
 
 

@@ -8,7 +8,7 @@ import torch
 
 from hyperball import data
 from hyperball.training import NonFiniteError, Recipe, evaluate, load_model, read_metrics, train
-from hyperball.training.step import Step
+from hyperball.training.update.step import Step
 
 pytestmark = pytest.mark.gpu
 

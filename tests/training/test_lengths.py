@@ -8,7 +8,7 @@ from training_cases import losses, noise, run
 
 import hyperball as hb
 from hyperball.training import read_metrics, train
-from hyperball.training.lengths import lengths
+from hyperball.training.measures.lengths import lengths
 
 TANH = {"model.magnitude": "tanh", "log.norms": True}
 

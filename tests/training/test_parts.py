@@ -10,15 +10,15 @@ from torch import Tensor, nn
 
 import hyperball as hb
 from hyperball.training import NonFiniteError, OptimizerConfig, ProcessLost, Recipe, RecipeError, ScheduleConfig
-from hyperball.training import optimizers as optimizing
-from hyperball.training.average import Average, averaging_weight
 from hyperball.training.engine import decide_capture, decide_compile, process_counts
 from hyperball.training.interrupts import together
-from hyperball.training.metrics import average_precisions, calibration_error, measure, top_k
-from hyperball.training.offender import first_offender
+from hyperball.training.measures.metrics import average_precisions, calibration_error, measure, top_k
 from hyperball.training.record import encoded
-from hyperball.training.schedule import Schedule
 from hyperball.training.statistics import begin_at_first_batch
+from hyperball.training.update import optimizers as optimizing
+from hyperball.training.update.average import Average, averaging_weight
+from hyperball.training.update.offender import first_offender
+from hyperball.training.update.schedule import Schedule
 
 
 def test_metrics_that_are_not_finite_are_null_in_json() -> None:
@@ -278,7 +278,7 @@ def test_average_precision_of_a_few_classes_at_a_time_is_that_of_all(
 ) -> None:
     logits, labels = predictions(ties=True)
     together = torch.stack(average_precisions(logits, labels))
-    monkeypatch.setattr("hyperball.training.metrics.SCORES", classes * len(logits))
+    monkeypatch.setattr("hyperball.training.measures.metrics.SCORES", classes * len(logits))
     torch.testing.assert_close(torch.stack(average_precisions(logits, labels)), together, rtol=1e-12, atol=0)
 
 

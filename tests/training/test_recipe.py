@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hyperball.training import ModelConfig, Recipe, RecipeError
-from hyperball.training.fields import hints
+from hyperball.training.recipe.fields import hints
 
 RECIPES = {
     "default": Recipe(),

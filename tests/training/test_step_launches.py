@@ -16,10 +16,10 @@ from hyperball.kernels import dispatch
 from hyperball.training import NonFiniteError
 from hyperball.training.assembly import assemble
 from hyperball.training.engine import build_engine, settings
-from hyperball.training.ledger import Ledger
-from hyperball.training.smoothing import cross_entropy
 from hyperball.training.statistics import Counts
-from hyperball.training.step import Step
+from hyperball.training.update.ledger import Ledger
+from hyperball.training.update.smoothing import cross_entropy
+from hyperball.training.update.step import Step
 
 HUGE = torch.finfo(torch.float32).max
 

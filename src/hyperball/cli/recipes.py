@@ -15,9 +15,9 @@ import jsonargparse
 from hyperball.cli.commands import COMMANDS
 from hyperball.cli.parsing import UsageError, choose, with_suggestion
 from hyperball.experiments import catalog
-from hyperball.training.fields import RecipeError, Section, described, hints, suggestion
 from hyperball.training.files import SUFFIXES
 from hyperball.training.recipe import Recipe
+from hyperball.training.recipe.fields import RecipeError, Section, described, hints, suggestion
 
 WORDS = ("true", "false", "yes", "no", "null")
 GENERAL = "how long, how large, how exact"

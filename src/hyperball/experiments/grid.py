@@ -22,9 +22,9 @@ from typing import Any
 
 from hyperball.experiments.catalog import RECIPES, changed
 from hyperball.rows import nearest
-from hyperball.training.fields import RecipeError
 from hyperball.training.files import SUFFIXES, FileError, read_tree
 from hyperball.training.recipe import Recipe
+from hyperball.training.recipe.fields import RecipeError
 
 KEYS = ("base", "overrides", "axes", "seeds")
 AXES = ("product", "zip", "list")

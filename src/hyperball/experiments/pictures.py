@@ -17,8 +17,8 @@ from hyperball.experiments.table import Finished, slug
 from hyperball.nn.decoupled import Decoupled
 from hyperball.training import load_model
 from hyperball.training.network import Network
+from hyperball.training.recipe.sections import DataConfig
 from hyperball.training.record import METRICS, read_metrics, thinned
-from hyperball.training.sections import DataConfig
 from hyperball.training.sets import Source, load_set
 
 POINTS = 80  # of a curve

@@ -18,8 +18,8 @@ from hyperball.experiments.results.robust_numbers import attacked_numbers
 from hyperball.experiments.results.text import NOTHING, columns, part_of, spread
 from hyperball.experiments.scales import Scale
 from hyperball.experiments.table import Entry, Experiment, cell_name
-from hyperball.training.fields import RecipeError
 from hyperball.training.files import FileError
+from hyperball.training.recipe.fields import RecipeError
 from hyperball.training.record import CONDITIONS, METRICS, RECORD, Record, read_metrics, thinned
 from hyperball.verdicts import CHANCE, LOST, better, ends_at_chance, in_order, order_words
 

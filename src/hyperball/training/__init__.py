@@ -1,20 +1,18 @@
 """Training: a recipe in, a record out.
 
-One file a concern, read in the order of a run: recipe (fields, files), engine, sets, network (pretrained, statistics,
-distributed), optimizers, schedule, average, objective, step (offender), evaluation (metrics), loop (progress,
-interrupts), checkpoint, record (radii), folder.
+One file a concern, read in the order of a run: `recipe/`, engine, sets, network (pretrained, statistics, distributed),
+assembly, `update/`, `measures/`, loop (progress, interrupts), checkpoint, record, folder; api joins them. Files that
+are whole or not there are written by files.
 """
 
 from hyperball.training.api import evaluate, load_model, read_recipe, resume, train
 from hyperball.training.checkpoint import CheckpointError
-from hyperball.training.fields import RecipeError
 from hyperball.training.interrupts import Interrupted, ProcessLost
-from hyperball.training.metrics import Metrics
-from hyperball.training.offender import NonFiniteError
+from hyperball.training.measures.metrics import Metrics
 from hyperball.training.progress import EvaluationReport, Progress, RunInfo, Silent, TrainReport
 from hyperball.training.recipe import Recipe
-from hyperball.training.record import Record, read_metrics
-from hyperball.training.sections import (
+from hyperball.training.recipe.fields import RecipeError
+from hyperball.training.recipe.sections import (
     AdversarialConfig,
     DataConfig,
     EngineConfig,
@@ -27,6 +25,8 @@ from hyperball.training.sections import (
     ScheduleConfig,
     StartConfig,
 )
+from hyperball.training.record import Record, read_metrics
+from hyperball.training.update.offender import NonFiniteError
 
 __all__ = [
     "AdversarialConfig",

@@ -8,18 +8,18 @@ from pathlib import Path
 from hyperball.data import Dataset
 from hyperball.training.checkpoint import CheckpointError, saved_steps
 from hyperball.training.engine import Decision, Engine, build_engine, decide_capture, settings
-from hyperball.training.evaluation import Evaluator
-from hyperball.training.fields import RecipeError
 from hyperball.training.folder import check_folder, held, own_checkpoint
 from hyperball.training.interrupts import listening, resume_command, together
 from hyperball.training.loop import Run
-from hyperball.training.metrics import Metrics
+from hyperball.training.measures.evaluation import Evaluator
+from hyperball.training.measures.metrics import Metrics
 from hyperball.training.network import Network, build_network
 from hyperball.training.pretrained import put, weights_of
 from hyperball.training.progress import Progress, Silent
 from hyperball.training.recipe import Recipe
+from hyperball.training.recipe.fields import RecipeError
+from hyperball.training.recipe.sections import DataConfig
 from hyperball.training.record import CHECKPOINTS, RECIPE, RECORD, Record, write_recipe
-from hyperball.training.sections import DataConfig
 from hyperball.training.sets import Source, condition_inputs, for_evaluation, held_source, load_set
 
 

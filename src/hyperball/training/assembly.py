@@ -11,21 +11,21 @@ from torch import Tensor
 from hyperball.convert import Homotopy
 from hyperball.data import Dataset, Files
 from hyperball.optim import WeightedGradients, WeightProjection
-from hyperball.training import optimizers
-from hyperball.training.average import Average
 from hyperball.training.distributed import synchronize
 from hyperball.training.engine import Engine, decide_capture, decide_compile
-from hyperball.training.evaluation import Evaluator
-from hyperball.training.fields import RecipeError
+from hyperball.training.measures.evaluation import Evaluator
 from hyperball.training.network import Network, build_network, check_shape
-from hyperball.training.objective import Objective
-from hyperball.training.optimizers import Rates
 from hyperball.training.recipe import Recipe
-from hyperball.training.schedule import Schedule
-from hyperball.training.sections import STATISTICS
+from hyperball.training.recipe.fields import RecipeError
+from hyperball.training.recipe.sections import STATISTICS
 from hyperball.training.sets import Feed, train_feed
 from hyperball.training.statistics import normalizations, relative_radii
-from hyperball.training.step import Parts, Step
+from hyperball.training.update import optimizers
+from hyperball.training.update.average import Average
+from hyperball.training.update.objective import Objective
+from hyperball.training.update.optimizers import Rates
+from hyperball.training.update.schedule import Schedule
+from hyperball.training.update.step import Parts, Step
 
 
 @dataclass

@@ -16,9 +16,9 @@ from hyperball import angular as angular_table
 from hyperball import radial as radial_table
 from hyperball.functional.decoupled import needs_norm
 from hyperball.kernels import dispatch
-from hyperball.training.fields import RecipeError
 from hyperball.training.recipe import Recipe
-from hyperball.training.sections import ModelConfig
+from hyperball.training.recipe.fields import RecipeError
+from hyperball.training.recipe.sections import ModelConfig
 
 WORTH_COMPILING = 2_000  # steps; compilation takes half a minute or more
 ACCELERATORS = ("auto", "cpu", "cuda")

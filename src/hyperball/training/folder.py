@@ -9,10 +9,10 @@ from pathlib import Path
 
 from hyperball.locks import locked
 from hyperball.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, saved_steps
-from hyperball.training.fields import RecipeError
-from hyperball.training.offender import NonFiniteError
 from hyperball.training.recipe import Recipe
+from hyperball.training.recipe.fields import RecipeError
 from hyperball.training.record import CHECKPOINTS, RECIPE, RECORD, Record, has_diverged
+from hyperball.training.update.offender import NonFiniteError
 
 CHANGEABLE = ("log.", "engine.")  # parts of a recipe that a resumed run may change
 LOCK = ".training.lock"

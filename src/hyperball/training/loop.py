@@ -14,17 +14,16 @@ import torch
 from torch import Tensor
 
 from hyperball.data import Dataset
-from hyperball.training import optimizers
 from hyperball.training.assembly import assemble
 from hyperball.training.checkpoint import Checkpoint, CheckpointError, check_fit, save_checkpoint
 from hyperball.training.engine import Engine
 from hyperball.training.interrupts import Flag, Interrupted
-from hyperball.training.lengths import lengths
-from hyperball.training.metrics import Metrics
-from hyperball.training.offender import NonFiniteError
+from hyperball.training.measures.lengths import lengths
+from hyperball.training.measures.metrics import Metrics
+from hyperball.training.measures.radii import summarize
 from hyperball.training.progress import EvaluationReport, Progress, RunInfo, TrainReport
-from hyperball.training.radii import summarize
 from hyperball.training.recipe import Recipe
+from hyperball.training.recipe.sections import STATISTICS
 from hyperball.training.record import (
     CHECKPOINTS,
     DIVERGED,
@@ -36,8 +35,9 @@ from hyperball.training.record import (
     environment,
     peak_memory,
 )
-from hyperball.training.sections import STATISTICS
 from hyperball.training.statistics import begin_at_first_batch, fresh_statistics
+from hyperball.training.update import optimizers
+from hyperball.training.update.offender import NonFiniteError
 
 
 class Diverged(NonFiniteError):

@@ -8,10 +8,10 @@ from torch import Tensor, nn
 from hyperball import models
 from hyperball.convert import Homotopy
 from hyperball.data import Dataset, Files, Normalization
-from hyperball.training.fields import RecipeError
 from hyperball.training.pretrained import load_weights
 from hyperball.training.recipe import Recipe
-from hyperball.training.sections import ModelConfig
+from hyperball.training.recipe.fields import RecipeError
+from hyperball.training.recipe.sections import ModelConfig
 
 
 class Network(nn.Module):

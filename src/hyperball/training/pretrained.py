@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from hyperball.nn.learned import LearnedValue
 from hyperball.training.checkpoint import Checkpoint, CheckpointError, check_fit, load_checkpoint, sections_of
-from hyperball.training.optimizers import RADII
 from hyperball.training.record import CHECKPOINTS
+from hyperball.training.update.optimizers import RADII
 
 
 def load_weights(model: nn.Module, path: str | Path) -> None:

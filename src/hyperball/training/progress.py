@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from hyperball.training.metrics import Metrics
+from hyperball.training.measures.metrics import Metrics
 from hyperball.training.recipe import Recipe
 
 

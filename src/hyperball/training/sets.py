@@ -12,9 +12,9 @@ from torch import Tensor
 
 from hyperball import data
 from hyperball.data import Augment, Batches, Dataset, Files, Samples
-from hyperball.training.fields import RecipeError
 from hyperball.training.recipe import Recipe
-from hyperball.training.sections import STATISTICS, DataConfig
+from hyperball.training.recipe.fields import RecipeError
+from hyperball.training.recipe.sections import STATISTICS, DataConfig
 
 OUTLIER_SEEDS = {"train": 1, "test": 2}
 SPLITS = tuple(OUTLIER_SEEDS)

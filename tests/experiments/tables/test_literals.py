@@ -10,7 +10,7 @@ from hyperball.experiments.table import published
 from hyperball.experiments.tables import TABLES, trained
 from hyperball.experiments.tables.dcnet import attacks
 from hyperball.training import Recipe
-from hyperball.training.fields import Section, hints
+from hyperball.training.recipe.fields import Section, hints
 
 FREE = ("log.", "engine.")  # how a run speaks and computes; no numbers
 SGD = {"optimizer.name": "sgd", "optimizer.momentum": 0.9, "optimizer.nesterov": False}

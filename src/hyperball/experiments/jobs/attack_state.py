@@ -12,9 +12,9 @@ from hyperball.attacks.journal import read_json
 from hyperball.experiments.plan import Part
 from hyperball.experiments.results.robustness_record import FOLDER, curve_path, part_path
 from hyperball.training.checkpoint import CheckpointError, read_document, saved_steps
-from hyperball.training.fields import RecipeError
 from hyperball.training.files import FileError, read_tree, write_json
 from hyperball.training.recipe import Recipe
+from hyperball.training.recipe.fields import RecipeError
 from hyperball.training.record import CHECKPOINTS, RECIPE, Record
 
 WEIGHTS = "weights.json"

@@ -22,10 +22,10 @@ from hyperball.experiments.grid import Cell
 from hyperball.experiments.jobs.cell import train_cell
 from hyperball.experiments.jobs.failures import Room, first_sentence, length_of, lines_of, out_of_memory, write_down
 from hyperball.experiments.jobs.orphans import PRCTL, follow
-from hyperball.training.fields import RecipeError
 from hyperball.training.files import FileError, write_json
 from hyperball.training.folder import unlike
 from hyperball.training.recipe import Recipe
+from hyperball.training.recipe.fields import RecipeError
 from hyperball.training.record import RECIPE, RECORD, Record, has_diverged
 
 LOG = "log.txt"

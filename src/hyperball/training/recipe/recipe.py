@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from hyperball.training import files
-from hyperball.training.fields import RecipeError, Section, differences, plain, read_section
-from hyperball.training.sections import (
+from hyperball.training.recipe.fields import RecipeError, Section, differences, plain, read_section
+from hyperball.training.recipe.sections import (
     AdversarialConfig,
     DataConfig,
     EngineConfig,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from hyperball.attacks import fast_fgsm, fgsm, pgd, trades_loss
 from hyperball.optim import orthogonality
 from hyperball.training.recipe import Recipe
-from hyperball.training.smoothing import cross_entropy
+from hyperball.training.update.smoothing import cross_entropy
 
 Forward = Callable[[Tensor], Tensor]
 

@@ -11,8 +11,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from hyperball.convert.structure import find_classifier
 from hyperball.models.classified import Classified
 from hyperball.optim.parameters import NORMS, parameter_groups
-from hyperball.training.fields import RecipeError
-from hyperball.training.sections import OptimizerConfig
+from hyperball.training.recipe.fields import RecipeError
+from hyperball.training.recipe.sections import OptimizerConfig
 
 RADII = ("log_radius", "log_c", "logit_shape")  # what projections and robust pooling learn
 

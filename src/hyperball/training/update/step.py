@@ -16,15 +16,15 @@ from torch.optim import Optimizer
 from hyperball import graphs
 from hyperball.convert import Homotopy
 from hyperball.optim import WeightedGradients
-from hyperball.training.average import Average
 from hyperball.training.engine import Decision, Engine, torch_operator
 from hyperball.training.files import first_line
-from hyperball.training.ledger import Ledger
-from hyperball.training.objective import Forward, Objective
-from hyperball.training.offender import NonFiniteError, all_finite, first_offender
 from hyperball.training.recipe import Recipe
 from hyperball.training.sets import Feed
 from hyperball.training.statistics import Counts
+from hyperball.training.update.average import Average
+from hyperball.training.update.ledger import Ledger
+from hyperball.training.update.objective import Forward, Objective
+from hyperball.training.update.offender import NonFiniteError, all_finite, first_offender
 
 WARMUPS = 3
 AGREEMENT = 1e-2  # a compiled gradient may be this far from the exact one, or twice as far as the eager one is

@@ -6,8 +6,8 @@ import math
 from bisect import bisect_right
 from typing import Any
 
-from hyperball.training.fields import RecipeError
-from hyperball.training.sections import ScheduleConfig
+from hyperball.training.recipe.fields import RecipeError
+from hyperball.training.recipe.sections import ScheduleConfig
 
 SMALLEST_GAIN = 1e-4  # a test loss is better if it is lower by this share
 

@@ -16,8 +16,8 @@ from hyperball.data import Dataset, Files, Samples
 from hyperball.data.augment import to_float
 from hyperball.training.engine import Decision, Engine
 from hyperball.training.files import first_line
-from hyperball.training.metrics import Metrics, measure
-from hyperball.training.sections import LogConfig
+from hyperball.training.measures.metrics import Metrics, measure
+from hyperball.training.recipe.sections import LogConfig
 
 MOST_BYTES = 2**30  # of image files that are decoded once and held on the device
 MOST_MAP = 2**28  # bytes of a network's largest map of one batch, unless a recipe asks for another batch

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from hyperball import angular as angular_table
 from hyperball import radial as radial_table
 from hyperball.attacks.arguments import parse_epsilon
-from hyperball.training.fields import RecipeError, Section, hints
+from hyperball.training.recipe.fields import RecipeError, Section, hints
 
 LARGEST = 1e30  # what optimizers compute from rates must not overflow float32
 
