@@ -7,6 +7,7 @@ penalties that are not convex start at several samples, of which the best local 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -164,7 +165,7 @@ def _prefix(values: Tensor) -> Tensor:
 
 
 def truncated(x: Tensor, weights: Tensor | None, c: Any) -> Tensor:
-    """argmin_u Σ w·min((u − x)², c²)/2 exactly, in blocks of rows: a sweep holds some sixty times its samples."""
+    """argmin_u Σ w·min((u − x)², c²)/2 exactly, in blocks of rows: a sweep holds some 35 times its samples."""
     weights = None if weights is None else weights.expand_as(x)
     swept = [_sweep(x[part], None if weights is None else weights[part], _of(part, c)) for part in _blocks(x)]
     return swept[0] if len(swept) == 1 else torch.cat(swept)
@@ -173,28 +174,49 @@ def truncated(x: Tensor, weights: Tensor | None, c: Any) -> Tensor:
 def _sweep(x: Tensor, weights: Tensor | None, c: Any) -> Tensor:
     """The best mean of a window of the sorted row no wider than 2c.
 
+    As u rises, its window changes where a sample enters or leaves it: those are all windows that can be the best.
     Gaps wider than 3c are shortened to 3c first, which changes no window and keeps the prefix sums accurate.
     """
     present = None if weights is None else (weights > 0).expand_as(x)
     ordered, order = (x if present is None else x.masked_fill(~present, torch.inf)).sort(-1)
-    w = (torch.ones_like(x) if weights is None else weights.gather(-1, order)).double()
-    origin = ordered[..., :1]
     unit = (ordered.double().diff(dim=-1) / c).nan_to_num(nan=0.0).clamp(max=3.0)
     t = _prefix(unit)  # sorted, in units of c
-    total, first, second = _prefix(w), _prefix(w * t), _prefix(w * t * t)
-    index = torch.arange(x.shape[-1], device=x.device).expand(x.shape)
-    right_aligned = (_count_below(t, t - 2.0), index + 1)
-    after_leaving = (index + 1, _count_up_to(t, t + 2.0))
-    begin = torch.cat((right_aligned[0], after_leaving[0]), -1)
-    end = torch.cat((right_aligned[1], after_leaving[1]), -1)
-    mass, moment, square = (sums.gather(-1, end) - sums.gather(-1, begin) for sums in (total, first, second))
+    sums = _moments(t, None if weights is None else weights.gather(-1, order).double())
+    through = [s[..., 1:] for s in sums]  # up to and with each sample
+    begin, end = _count_below(t, t - 2.0), _count_up_to(t, t + 2.0)
+    entering = _best_window(through, [s.gather(-1, begin) for s in sums])
+    leaving = _best_window([s.gather(-1, end) for s in sums], through)
+    has_left = leaving.saved > entering.saved
+    at, center = torch.where(has_left, leaving.at, entering.at), torch.where(has_left, leaving.center, entering.center)
+    anchor = torch.where(has_left, at + 1, begin.gather(-1, at)).clamp(max=x.shape[-1] - 1)
+    y = torch.where(ordered.isinf(), ordered[..., :1], ordered).gather(-1, anchor).double()
+    return _mean_of_inliers(x, weights, (y + (center - t.gather(-1, anchor)) * c).to(x.dtype), c)
+
+
+class Window(NamedTuple):
+    """The best of a row's windows: at which sample it is found, what it saves (in c²/2) and its mean, each [R, 1]."""
+
+    at: Tensor
+    saved: Tensor
+    center: Tensor
+
+
+def _moments(t: Tensor, w: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """Prefix sums of w, w·t and w·t² along the last dimension; without weights the first only counts."""
+    if w is not None:
+        return _prefix(w), _prefix(w * t), _prefix(w * t * t)
+    n = t.shape[-1]
+    count = torch.arange(n + 1, dtype=t.dtype, device=t.device).expand(*t.shape[:-1], n + 1)
+    return count, _prefix(t), _prefix(t * t)
+
+
+def _best_window(through: Sequence[Tensor], before: Sequence[Tensor]) -> Window:
+    """Of the windows between two prefix sums each, the first that saves most."""
+    mass, moment, square = (end - begin for end, begin in zip(through, before, strict=True))
     center = moment / mass
     saved = torch.where(mass > 0, mass - (square - moment * center), 0.0)
-    best = saved.argmax(-1, keepdim=True)
-    anchor = begin.gather(-1, best)
-    shift = center.gather(-1, best) - t.gather(-1, anchor)
-    y = torch.where(ordered.isinf(), origin, ordered).gather(-1, anchor).double() + shift * c
-    return _mean_of_inliers(x, weights, y.to(x.dtype), c)
+    at = saved.argmax(-1, keepdim=True)
+    return Window(at, saved.gather(-1, at), center.gather(-1, at))
 
 
 def _count_below(ordered: Tensor, bounds: Tensor) -> Tensor:
