@@ -1,85 +1,10 @@
-"""The report's page in a real browser: it loads, asks for nothing, and can be filtered, sorted, hovered and printed.
+"""The report's page in a real browser: it loads, asks for nothing, and tells what lies behind its numbers."""
 
-One long file, as its tests share a browser and a page, whose making takes longer than most of them.
-"""
-
-import json
-import os
 import re
-import shutil
 
 import pytest
-from report_cases import (
-    EVIL,
-    ROWS,
-    claims_tree,
-    make_results,
-    make_robust,
-    make_run,
-    make_table,
-    number,
-    page_of,
-    table_tree,
-    write,
-)
-
-from hyperball.experiments.claims import VERDICTS
-
-pytest.importorskip("jinja2")
-api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-
-NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
-CHROMIUM = os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=f"no browser: none of {', '.join(NAMES)} is on the path")
-TABLE = "section[data-table='synthetic-table'][data-scale='paper']"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    with api.sync_playwright() as playwright:
-        made = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield made
-        made.close()
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("browser")
-    (folder / "page.html").write_text(page_of(make_results(folder / "results")), encoding="utf-8")
-    return (folder / "page.html").as_uri()
-
-
-@pytest.fixture
-def visit(browser):
-    """Open pages, each watched: an error, a message on the console or a request beyond the page fails the test."""
-    contexts, troubles = [], []
-
-    def open_page(uri, **options):
-        context = browser.new_context(**options)
-        contexts.append(context)
-        page = context.new_page()
-        page.set_default_timeout(60_000)
-        page.on("console", lambda message: troubles.append(f"{message.type}: {message.text}"))
-        page.on("pageerror", lambda error: troubles.append(str(error)))
-
-        def answer(route):
-            if route.request.url == uri:
-                return route.continue_()
-            troubles.append(f"asked for {route.request.url}")
-            return route.abort()
-
-        page.route(lambda url: not url.startswith("data:"), answer)
-        page.goto(uri)
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert troubles == []
-
-
-def visible_rows(page, table):
-    return page.locator(f"{table} .scroll").first.locator("tbody tr:visible")
+from browser_cases import TABLE, tip_of, visit_records
+from report_cases import EVIL, ROWS, make_run, make_table, number, table_tree, write
 
 
 def test_the_page_loads_with_its_charts(visit, address):
@@ -111,141 +36,6 @@ def test_the_page_moves_only_for_those_who_like_it(motion, scrolls, visit, addre
     assert page.evaluate("getComputedStyle(document.documentElement).scrollBehavior") == scrolls
 
 
-def test_the_text_filter_keeps_what_matches(visit, address):
-    page = visit(address)
-    page.fill("[name=text]", "sphere")
-    rows = visible_rows(page, TABLE)
-    assert rows.count() == 1
-    assert "sphere" in rows.first.inner_text()
-    assert page.locator("main > section:visible").count() < page.locator("main > section").count()
-    assert " of " in page.locator("output").inner_text()
-    page.fill("[name=text]", "no such words anywhere")
-    assert page.locator(".nothing").is_visible()
-    page.click("form button[type=reset]")
-    page.wait_for_function("document.querySelector('.nothing').hidden")
-    assert visible_rows(page, TABLE).count() == 8
-
-
-def test_tables_operators_and_scales_can_be_chosen(visit, address):
-    page = visit(address)
-    page.select_option("[name=operator]", "tanh")
-    assert visible_rows(page, TABLE).count() == 1
-    faint = page.locator(f"{TABLE} svg.plot g.dim")
-    assert faint.count() > 0
-    assert set(faint.evaluate_all("groups => groups.map((group) => group.dataset.operator)")).isdisjoint({"tanh"})
-    page.select_option("[name=operator]", "")
-    page.select_option("[name=table]", "synthetic-table")
-    page.select_option("[name=scale]", "quick")
-    shown = page.locator("main > section:visible:not([data-part=claims])")
-    assert shown.count() == 1
-    assert shown.first.get_attribute("data-scale") == "quick"
-    assert page.locator(".toc li:visible").count() == 1 + 1
-    page.select_option("[name=table]", "")
-    scales = shown.evaluate_all("parts => parts.map((part) => part.dataset.scale)")
-    assert set(scales) == {"quick"}  # neither benchmarks nor the geometry are of a scale
-
-
-def test_pictures_of_other_operators_go_away(visit, address):
-    page = visit(address)
-    page.select_option("[name=operator]", "tanh")
-    geometry = page.locator("section[data-part=geometry]")
-    assert geometry.locator("figure.small:visible figcaption").all_inner_texts() == [
-        "tanh\nh(n) = α·tanh(n/ρ)", "tanh · cosine", "tanh · square cosine", "tanh · linear",
-    ]  # fmt: skip
-    radii = page.locator(f"{TABLE} .gallery", has_text="Learned radii").locator("figure")
-    assert radii.count() > 1
-    assert [text.startswith("Radii: tanh") for text in radii.locator("visible=true").all_inner_texts()] == [True]
-
-
-def test_a_click_on_a_head_sorts_and_a_second_one_turns_it_round(visit, address):
-    page = visit(address)
-    page.locator(f"{TABLE} details.more:not(.pictures) summary").click()
-    table = page.locator(f"{TABLE} details.more table")
-    head = table.locator("th", has_text="ours").first
-
-    def column():
-        values = "cells => cells.map((cell) => Number(cell.dataset.value))"
-        return table.locator("tbody tr td:nth-child(3)").evaluate_all(values)
-
-    before = column()
-    head.locator("button").click()
-    assert column() == sorted(before) != before
-    assert head.get_attribute("aria-sort") == "ascending"
-    head.locator("button").press("Enter")
-    assert column() == sorted(before, reverse=True)
-    assert head.get_attribute("aria-sort") == "descending"
-
-
-def test_cells_without_a_number_stay_last_and_a_third_click_brings_back_the_order(visit, tmp_path):
-    values = {"a": [30.0], "b": [], "c": [20.0], "d": [25.0]}
-    numbers = [number(row, column, 24.0, held) for row, held in values.items() for column in ("x", "y")]
-    numbers += [number("e", column, "N/C", [], diverged=["0"]) for column in ("x", "y")]
-    numbers += [number("b", "z", 24.0, [9.0])]
-    write(tmp_path / "in" / "table.json", table_tree("t", numbers))
-    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"))
-    page = visit((tmp_path / "page.html").as_uri())
-    table = page.locator("section[data-table=t] table").first
-
-    def order():
-        return "".join(table.locator("tbody td:first-child span").all_inner_texts())
-
-    head = table.locator("th").nth(1).locator("button")
-    seen = [order()]
-    for _ in range(3):
-        head.click()
-        seen.append(order())
-    assert seen == ["abcde", "cdabe", "adcbe", "abcde"]
-    assert table.locator("th[aria-sort]").count() == 0
-
-
-def test_pictures_behind_a_fold_are_found_by_the_filter_and_put_back(visit, address):
-    page = visit(address)
-    gallery = page.locator(f"{TABLE} .gallery", has_text="Convergence")
-    assert gallery.locator("figure:visible").count() == 4
-    fold = gallery.locator("details.pictures")
-    assert fold.locator("summary").inner_text().endswith("more pictures")
-    page.fill("[name=text]", '"training loss: cosine, no relu"')
-    assert gallery.locator("figure:visible").count() == 1
-    assert fold.get_attribute("open") is not None
-    page.fill("[name=text]", "")
-    assert fold.get_attribute("open") is None
-    page.fill("[name=text]", '"cosine, no relu"')  # the first pictures have it too
-    assert gallery.locator("figure:visible").count() > 0
-    assert fold.get_attribute("open") is None
-    page.fill("[name=text]", "tanh")
-    runs = page.locator("section[data-part=runs] > details")
-    assert runs.get_attribute("open") is not None
-    page.click("form button[type=reset]")
-    page.wait_for_function("document.querySelector('section[data-part=runs] > details').open === false")
-
-
-def test_the_mark_of_the_best_number_makes_no_table_wider(visit, tmp_path):
-    columns = ("clean", *(f"clean, {share} %" for share in range(5, 60, 5)))
-    numbers = [number(row, column, 80.0, [70.0 + at]) for at, row in enumerate("ab") for column in columns]
-    write(tmp_path / "in" / "table.json", table_tree("t", numbers, "top1"))
-    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"))
-    page = visit((tmp_path / "page.html").as_uri(), viewport={"width": 1400, "height": 900})
-    scroll = page.locator("section[data-table=t] .scroll").first
-    assert scroll.locator("td.best").count() == 12
-    assert scroll.evaluate("scroll => scroll.scrollWidth - scroll.clientWidth") == 0
-
-
-@pytest.mark.parametrize("width", [390, 1400])
-def test_the_whole_head_of_a_column_sorts(width, visit, address):
-    page = visit(address, viewport={"width": width, "height": 1000})
-    page.locator("section[data-part=robustness] .held").first.scroll_into_view_if_needed()
-    heads = page.locator("section[data-part=robustness] table").first.locator("th")
-    head = heads.nth(1)  # below words of two lines beside it, so that it has room to spare
-    head.evaluate("head => { head.nextElementSibling.firstElementChild.style.paddingTop = '4rem'; }")
-    box, inner = head.bounding_box(), head.locator("button").bounding_box()
-    assert inner["width"] == pytest.approx(box["width"], abs=1)
-    assert inner["height"] == pytest.approx(box["height"], abs=2)
-    assert box["height"] >= 40
-    for index, (across, down) in enumerate(((2, 3), (box["width"] - 3, 3), (2, box["height"] - 4))):
-        page.mouse.click(box["x"] + across, box["y"] + down)
-        assert head.get_attribute("aria-sort") == ("ascending", "descending", None)[index]
-
-
 def test_the_keyboard_is_seen_on_a_head(visit, address):
     page = visit(address)
     page.locator(f"{TABLE} .scroll").first.focus()
@@ -255,45 +45,6 @@ def test_the_keyboard_is_seen_on_a_head(visit, address):
         " return [at.parentNode.tagName, style.outlineStyle, style.outlineWidth, style.outlineOffset]; }"
     )
     assert held == ["TH", "solid", "2px", "-2px"]  # inside the head, where nothing cuts it off
-
-
-def test_a_table_that_goes_on_says_so_until_its_end_is_seen(visit, address):
-    page = visit(address, viewport={"width": 390, "height": 844})
-    frame = page.locator(f"{TABLE} .frame").first
-    told = "frame => getComputedStyle(frame, '::before').content"
-    page.wait_for_function("frame => frame.matches('.goes-on')", arg=frame.element_handle())
-    assert frame.evaluate(told) == '"more columns →"'
-    frame.locator(".scroll").evaluate("scroll => { scroll.scrollLeft = scroll.scrollWidth; }")
-    page.wait_for_function("frame => !frame.matches('.goes-on')", arg=frame.element_handle())
-    assert frame.evaluate(told) == "none"
-    page.set_viewport_size({"width": 1400, "height": 844})
-    frame.locator(".scroll").evaluate("scroll => { scroll.scrollLeft = 0; }")
-    wide = "frame => innerWidth === 1400 && !frame.matches('.goes-on')"
-    page.wait_for_function(wide, arg=frame.element_handle())
-
-
-@pytest.mark.parametrize("width, names", [(390, 0), (1400, 4)])
-def test_the_first_table_leaves_out_names_where_there_is_little_room(width, names, visit, address):
-    page = visit(address, viewport={"width": width, "height": 844})
-    glance = page.locator("section[data-part=overview] table")
-    assert glance.locator("td:nth-child(2):visible").count() == names
-    assert glance.locator("td:nth-child(3):visible").count() == 4
-
-
-def test_a_wide_table_of_attacks_fits_a_wide_screen(visit, tmp_path):
-    names = ("fgsm", "bim", "transfer fgsm", "transfer bim", "pgd-50x5", "auto on all images")
-    make_robust(tmp_path / "in", rows=("baseline", "tanh"), seeds=3)
-    for path in (tmp_path / "in").glob("*/*/robustness.json"):
-        tree = json.loads(path.read_text())
-        share = 0.4 if path.parent.name == "seed-2" else 0.01
-        tree["attacks"] = [{**tree["attacks"][0], "name": name, "accuracy": share} for name in names]
-        write(path, tree)
-    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"))
-    page = visit((tmp_path / "page.html").as_uri(), viewport={"width": 1400, "height": 900})
-    scroll = page.locator("section[data-part=robustness] .scroll").first
-    assert scroll.locator("th").count() == 11
-    assert "{1.0, 1.0, 40.0}" in scroll.inner_text()
-    assert scroll.evaluate("scroll => scroll.scrollWidth - scroll.clientWidth") <= 1
 
 
 def test_hovering_over_a_number_tells_its_conditions(visit, address):
@@ -337,79 +88,6 @@ def test_the_keyboard_reaches_numbers_and_lines(visit, address):
     assert "last iterate" in page.locator(".tip").inner_text()
 
 
-def background(page):
-    return page.evaluate("getComputedStyle(document.body).backgroundColor")
-
-
-def luminance(color):
-    return sum(map(int, color.removeprefix("rgb(").removesuffix(")").split(","))) / 3
-
-
-def contrast(*colors):
-    """(L1 + 0.05) / (L2 + 0.05) of the relative luminances of two colors, the lighter first, as in WCAG."""
-
-    def relative(color):
-        shares = [int(part) / 255 for part in re.findall(r"\d+", color)]
-        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in shares]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    dark, light = sorted(map(relative, colors))
-    return (light + 0.05) / (dark + 0.05)
-
-
-@pytest.mark.parametrize("scheme, bright", [("light", True), ("dark", False)])
-def test_the_page_follows_the_system_until_a_theme_is_chosen(scheme, bright, visit, address):
-    page = visit(address, color_scheme=scheme)
-    assert (luminance(background(page)) > 128) is bright
-    button = page.locator("[data-theme-button]")
-    seen = {}
-    for _ in range(3):
-        button.click()
-        seen[button.inner_text()] = luminance(background(page)) > 128
-    assert seen == {"Theme: light": True, "Theme: dark": False, "Theme: system": bright}
-
-
-@pytest.mark.parametrize("width", [390, 768, 1400])
-def test_no_width_needs_scrolling_sideways(width, visit, address):
-    page = visit(address, viewport={"width": width, "height": 844})
-    for part in page.locator("details").all():
-        part.evaluate("part => { part.open = true; }")
-    assert page.evaluate("document.documentElement.scrollWidth") <= width
-    assert page.locator("svg.plot").first.bounding_box()["width"] <= width
-
-
-def test_a_page_on_paper_has_no_controls_and_no_folds(visit, address):
-    page = visit(address, color_scheme="dark")
-    page.emulate_media(media="print")
-    for hidden in (".filter", ".toc", ".theme"):
-        assert page.locator(hidden).first.is_hidden()
-    assert luminance(background(page)) > 250
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.locator("details:not([open])").count() == 0
-    assert page.locator("details.pictures > summary:visible").count() == 0
-    assert len(page.pdf()) > 50_000
-    page.evaluate("dispatchEvent(new Event('afterprint'))")
-    assert page.locator("details:not([open])").count() > 0
-
-
-def test_no_table_makes_a_page_of_paper_shrink(visit, address):
-    page = visit(address, viewport={"width": 718, "height": 1050})
-    page.emulate_media(media="print")
-    page.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert page.evaluate("document.documentElement.scrollWidth") <= 718
-    too_wide = "parts => parts.filter((part) => part.scrollWidth > part.clientWidth + 1).length"
-    assert page.locator(".scroll").evaluate_all(too_wide) == 0
-    rows_of_a_word = """words => words.filter((word) => !word.textContent.trim().includes(" ")).map((word) => {
-      const text = document.createRange();
-      text.selectNodeContents(word);
-      return new Set([...text.getClientRects()].map((box) => box.top)).size;
-    })"""
-    words = page.locator("section[data-part=overview]").locator("th button, td:nth-child(3) span")
-    assert set(words.evaluate_all(rows_of_a_word)) == {1}
-    number = page.locator(f"{TABLE} td:not(.text) span").first
-    assert number.evaluate("span => getComputedStyle(span).whiteSpace") == "nowrap"
-
-
 STANDS_STILL = """new Promise((done) => {
   let last = null, frames = 0;
   const look = () => {
@@ -438,42 +116,10 @@ def test_every_tap_on_a_phone_shows_the_conditions_of_its_number(visit, address)
     page.wait_for_function("document.querySelector('.tip').textContent.includes('(step)')")
 
 
-def test_all_words_must_match_in_a_row_or_the_heads_of_its_table(visit, address):
-    page = visit(address)
-    attacks = "section[data-table='synthetic-attacks']"
-    page.fill("[name=text]", "FGSM tanh")
-    assert visible_rows(page, attacks).evaluate_all("rows => rows.map((row) => row.cells[0].innerText)") == ["tanh"]
-    page.fill("[name=text]", "fgsm sphere")
-    assert page.locator(f"{attacks} .held:visible").count() == 0
-    assert page.locator(f"{attacks} .caption:visible").count() == 0
-
-
-def test_parts_of_the_robustness_section_belong_to_tables(visit, address):
-    page = visit(address)
-    page.select_option("[name=table]", "synthetic-attacks")
-    shown = page.locator("section[data-part=robustness] .held:visible")
-    assert shown.count() == 3  # two of attacks, one of budgets
-    assert set(shown.evaluate_all("parts => parts.map((part) => part.dataset.table)")) == {"synthetic-attacks"}
-
-
-def test_times_are_sorted_by_seconds(visit, tmp_path):
-    for name, seconds in (("a", 7300.0), ("b", 130.0), ("c", 30.0)):
-        place = make_run(tmp_path / "in" / name, seed=ord(name))
-        tree = json.loads((place / "record.json").read_text())
-        write(place / "record.json", tree | {"timing": {"seconds": seconds}})
-    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"))
-    page = visit((tmp_path / "page.html").as_uri())
-    table = page.locator("section[data-title='Every run'] table")
-    table.locator("th", has_text="time").locator("button").click()
-    names = table.locator("tbody tr").evaluate_all("rows => rows.map((row) => row.cells[0].innerText)")
-    assert names == ["c", "b", "a"]
-
-
 def test_hostile_texts_are_only_shown(visit, tmp_path):
     make_run(tmp_path / "in" / "run", data__name=EVIL, model__magnitude=EVIL)
     write(tmp_path / "in" / "table.json", table_tree(EVIL, [number(EVIL, "x", 1.0, [2.0], doubts=[EVIL])]))
-    (tmp_path / "page.html").write_text(page_of(tmp_path / "in", EVIL))
-    page = visit((tmp_path / "page.html").as_uri())
+    page = visit_records(visit, tmp_path, EVIL)
     page.on("dialog", lambda dialog: pytest.fail(dialog.message))
     assert page.title() == EVIL
     assert page.locator("img").count() == 0
@@ -483,13 +129,11 @@ def test_hostile_texts_are_only_shown(visit, tmp_path):
 
 
 def test_a_page_without_records_and_one_with_a_thousand_rows_work(visit, tmp_path):
-    (tmp_path / "none").mkdir()
-    (tmp_path / "none.html").write_text(page_of(tmp_path / "none"))
-    assert "No record was found" in visit((tmp_path / "none.html").as_uri()).locator(".lead").inner_text()
+    (tmp_path / "in").mkdir()
+    assert "No record was found" in visit_records(visit, tmp_path).locator(".lead").inner_text()
     numbers = [number(f"row {index}", "x", 30.0, [float(index)]) for index in range(1000)]
-    write(tmp_path / "many" / "table.json", table_tree("many", numbers))
-    (tmp_path / "many.html").write_text(page_of(tmp_path / "many"))
-    page = visit((tmp_path / "many.html").as_uri())
+    write(tmp_path / "in" / "table.json", table_tree("many", numbers))
+    page = visit_records(visit, tmp_path)
     page.fill("[name=text]", '"row 77"')
     assert page.locator("tbody tr:visible").count() == 11
 
@@ -508,8 +152,7 @@ def test_a_dot_says_which_number_it_is(visit, address):
 def test_a_link_of_the_contents_opens_the_section_it_leads_to(visit, tmp_path):
     for scale in ("paper", "quick"):
         make_table(tmp_path / f"in/{scale}", rows=("baseline", "tanh"), seeds=1, epochs=2, scale=scale)
-    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"), encoding="utf-8")
-    page = visit((tmp_path / "page.html").as_uri(), viewport={"width": 1400, "height": 900})
+    page = visit_records(visit, tmp_path, viewport={"width": 1400, "height": 900})
     folded = page.locator("section[data-table='synthetic-table'][data-scale=quick] > details:first-child")
     assert "scale: quick" in folded.locator("> summary").inner_text()
     assert not folded.locator("table").first.is_visible()
@@ -538,56 +181,3 @@ def test_a_claim_leads_to_its_table_and_is_filtered_with_it(visit, address):
     assert [claim.is_visible() for claim in claims.all()] == [True, False]
     page.fill("[name=text]", '"no such claim"')
     assert not page.locator("section[data-part=claims]").is_visible()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("verdict", VERDICTS)
-def test_a_verdict_can_be_read_in_every_theme(verdict, scheme, visit, tmp_path):
-    tree = claims_tree("paper")
-    tree["claims"][0]["verdict"] = verdict
-    write(tmp_path / "in/claims.json", tree)
-    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"), encoding="utf-8")
-    page = visit((tmp_path / "page.html").as_uri(), color_scheme=scheme)
-    mark = page.locator(".statements .verdict b")
-    assert mark.inner_text().endswith(verdict)
-    colors = mark.evaluate("part => [getComputedStyle(part).color, getComputedStyle(part).backgroundColor]")
-    assert contrast(*colors) >= 4.5
-
-
-def test_every_number_can_be_read_whatever_its_verdict(visit, tmp_path):
-    ours = {"better": 20.0, "near": 26.0, "worse": 30.0}
-    tree = table_tree("t", [number(row, column, 25.0, [value]) for row, value in ours.items() for column in "ab"])
-    write(tmp_path / "in/table.json", tree)
-    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"), encoding="utf-8")
-    shown = "parts => parts.every((part) => getComputedStyle(part).opacity === '1')"
-    for scheme in ("light", "dark"):
-        page = visit((tmp_path / "page.html").as_uri(), color_scheme=scheme)
-        for verdict in ours:
-            cells = page.locator(f"section[data-table=t] td.{verdict}")
-            assert cells.count() == 4  # two in the short table, two in the long one
-            assert cells.evaluate_all(shown)
-            assert cells.locator("span, small").evaluate_all(shown)
-
-
-def test_the_contents_lead_to_the_scales_that_a_filter_leaves(visit, tmp_path):
-    for scale in ("paper", "quick"):
-        make_table(tmp_path / f"in/{scale}", rows=("baseline", "tanh"), seeds=1, epochs=2, scale=scale)
-    (tmp_path / "page.html").write_text(page_of(tmp_path / "in"), encoding="utf-8")
-    page = visit((tmp_path / "page.html").as_uri(), viewport={"width": 1400, "height": 900})
-    entry = page.locator(".toc li", has=page.locator("a.scale"))
-    title, scales = entry.locator("a").first, entry.locator("a.scale")
-    quick = page.locator("section[data-scale=quick]")
-    assert (entry.count(), scales.all_inner_texts()) == (1, ["paper", "quick"])
-    assert title.get_attribute("href") == scales.first.get_attribute("href")
-    page.select_option("[name=scale]", "quick")
-    assert [link.is_visible() for link in scales.all()] == [False, True]
-    assert title.get_attribute("href") == f"#{quick.get_attribute('id')}"
-    page.select_option("[name=scale]", "")
-    assert [link.is_visible() for link in scales.all()] == [True, True]
-    assert title.get_attribute("href") == scales.first.get_attribute("href")
-    page.fill("[name=text]", "no such words anywhere")
-    assert not entry.is_visible()
-
-
-def tip_of(page):
-    return page.locator(".tip").inner_text()
