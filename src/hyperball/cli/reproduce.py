@@ -35,6 +35,8 @@ def reproduce(given: Sequence[str]) -> int:
     if not own.tables:
         raise UsageError("name a table, such as dcnet-table3; `hyperball list tables` lists them")
     check_counts(own)
+    if own.missing and own.collect is None:
+        raise UsageError("--missing goes with --collect FOLDER: it leaves out what that folder has")
     from hyperball.experiments.tables import experiment
 
     tables = [experiment(name) for name in own.tables]
@@ -84,6 +86,7 @@ def check_use(table: Experiment | Timing, own: argparse.Namespace) -> None:
         ("--cells", own.cells, ""),
         ("--seeds", own.seeds, 1),
         ("--first-seed", own.first_seed, 0),
+        ("--missing", own.missing, False),
     ):
         if given != default:
             raise UsageError(f"{table.name} is a table of times, without cells and seeds: it takes no {option}")
@@ -101,6 +104,7 @@ def options() -> argparse.ArgumentParser:
     made.add_argument("--jobs", type=int, default=1, metavar="N", help="cells at a time (default: 1)")
     made.add_argument("--out", default="runs", metavar="FOLDER", help="runs go to FOLDER/TABLE-SCALE (default: runs)")
     made.add_argument("--collect", metavar="FOLDER", help="copy records to FOLDER/TABLE-SCALE, without weights")
+    made.add_argument("--missing", action="store_true", help="with --collect: only cells that FOLDER lacks")
     made.add_argument(
         "--time-limit", type=float, metavar="SECONDS", help="then save what runs; the same command goes on"
     )
@@ -149,23 +153,27 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
     from hyperball.experiments import reproduce as work
     from hyperball.experiments.jobs.attack_jobs import with_attacks
     from hyperball.experiments.jobs.conditions import with_conditions
+    from hyperball.experiments.jobs.lacking import lacking
     from hyperball.experiments.jobs.runners import run_local, shielded
     from hyperball.experiments.jobs.sharing import take_over
     from hyperball.experiments.results.collecting import Keeper
 
     table = whole.select(chosen(own.cells, whole)).at(own.scale)
-    out = Path(own.out) / folder
+    out, kept = Path(own.out) / folder, Path(own.collect) / folder if own.collect else None
     seeds = range(own.first_seed, own.first_seed + own.seeds)
     jobs = work.jobs_of(table, seeds, out, own.data_root, own.accelerator)
-    for taken in [] if own.dry_run else take_over(jobs, out):
+    asked = with_conditions(table, with_attacks(table, jobs, seeds))
+    everything = lacking(asked, out, kept) if own.missing and kept is not None else asked
+    for taken in [] if own.dry_run else take_over(everything, out):
         speak(taken)
-    everything = with_conditions(table, with_attacks(table, jobs, seeds))
     waiting = [job for job in everything if not job.is_done]
     announce(table, own, everything, waiting, out)
+    if left_out := [job for job in asked if job not in everything]:
+        print(f"left out, as {kept} has them: {counted(left_out)}", flush=True)
     if own.dry_run:
         return 0
     work.check_data(waiting)
-    keeper = Keeper(whole.at(own.scale), own.scale, out, Path(own.collect) / folder if own.collect else None)
+    keeper = Keeper(whole.at(own.scale), own.scale, out, kept)
 
     def keep(ended: Job) -> None:
         keeper.keep_cells([job for job in everything if job.folder == ended.folder])
@@ -174,15 +182,15 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
     is_over = time.monotonic() >= over
     if is_over:
         ends = [replace(end, interrupted=bool(end.reason)) for end in ends]
-    asked = not is_over and any(end.interrupted and not end.late for end in ends)
+    stopped = not is_over and any(end.interrupted and not end.late for end in ends)
     with shielded():
         keeper.keep_all(everything)
-    drawn = draw_all(whole, own, out, time.monotonic() if asked else over)
+    drawn = draw_all(whole, own, out, time.monotonic() if stopped else over)
     with shielded():
         keeper.keep_all(everything)
-    say_table(table, own.scale, jobs)
+    say_table(table, own.scale, work.jobs_of(table, seeds, kept) if own.missing and kept is not None else jobs)
     code = max(say_rest(everything, ends, drawn), FAILED if keeper.has_lost else 0)
-    if asked or not (drawn or time.monotonic() >= over):
+    if stopped or not (drawn or time.monotonic() >= over):
         raise KeyboardInterrupt  # no other table is begun
     return code
 
@@ -195,7 +203,7 @@ def announce(
     print(f"{counted(jobs)}, {len(jobs) - len(waiting)} done before, in {out}", flush=True)
     if own.scale != "paper":
         print(f"{own.scale}: {table.words(own.scale)}; the paper's numbers are those of the full schedule")
-    if own.dry_run:
+    if own.dry_run and jobs:
         print("\n".join(f"{'to do' if job in waiting else 'done':>5}  {job.cell.name}" for job in jobs))
 
 

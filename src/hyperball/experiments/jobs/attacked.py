@@ -24,7 +24,14 @@ from hyperball.experiments.jobs.attack_state import is_done, keep_weights, lacki
 from hyperball.experiments.jobs.devices import device_of
 from hyperball.experiments.jobs.runners import Job, stop_at_sigterm
 from hyperball.experiments.plan import Part
-from hyperball.experiments.results.robustness_record import FOLDER, assembled, curve_path, part_path, write_record
+from hyperball.experiments.results.robustness_record import (
+    FOLDER,
+    assembled,
+    curve_path,
+    part_path,
+    parts_done,
+    write_record,
+)
 from hyperball.training import load_model, read_recipe
 from hyperball.training.allocator import keep_freed_memory
 from hyperball.training.engine import settings
@@ -76,6 +83,11 @@ class AttackJob(Job):
         if missing:
             return f"attacks are to be run: {', '.join(missing)}"
         return weights_differ(self.folder, self.source.folder) if self.source is not None else ""
+
+    def is_kept(self, folder: Path) -> bool:
+        """Whether the record of a folder, which has no files of single parts, says that all of these are done."""
+        done = parts_done(folder)
+        return has_diverged(folder) or all(part.to_dict() in done for part in self.parts)
 
 
 def network_and_images(

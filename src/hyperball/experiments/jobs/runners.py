@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -71,6 +71,10 @@ class Job:
     def is_done(self) -> bool:
         """Whether the folder holds a finished run of this very recipe; what else it may hold, training refuses."""
         return not self.missing()
+
+    def is_kept(self, folder: Path) -> bool:
+        """Whether a folder of records without weights holds what this job finds."""
+        return replace(self, folder=folder).is_done
 
     @property
     def diverged(self) -> bool:

@@ -25,7 +25,7 @@ from typing import Any
 
 import numpy as np
 
-from hyperball.attacks import Robustness, parse
+from hyperball.attacks import RecordError, Robustness, parse
 from hyperball.attacks.battery import percent, stronger
 from hyperball.attacks.journal import from_tree, read_json, write_json
 from hyperball.experiments.plan import Part
@@ -80,6 +80,15 @@ def assembled(run_dir: Path, plan: Mapping[str, Any], is_done: Callable[[Path, P
         "parts": [part.to_dict() for part in planned],
         "missing": [part.name for part in planned if part not in done],
     }
+
+
+def parts_done(run_dir: Path) -> list[dict[str, Any]]:
+    """The parts of the plan that a folder's record says are done; none where it cannot be read."""
+    try:
+        record = read_json(run_dir / ROBUSTNESS)
+        return [part for part in record["parts"] if part["name"] not in record["missing"]]
+    except (RecordError, KeyError, TypeError):
+        return []
 
 
 def is_like(record: Mapping[str, Any], other: Mapping[str, Any] | None) -> bool:
