@@ -1,13 +1,14 @@
 """What papers say and what was found: the claims of a results folder, written by hand, one verdict each.
 
-{"kind": "claims", "claims": [{"claim": "operators train without BatchNorm", "verdict": "holds", "found": "30 %",
- "table": "dcnet-table2", "scale": "paper", "see": ["table 2", "#table-2"], "how": "whole schedule"}]}
+{"kind": "claims", "claims": [{"claim": "operators train without BatchNorm", "verdict": "holds", "found": "30.7 %",
+ "table": "dcnet-table2", "scale": "paper", "see": ["table 2", "#table-2"], "how": "whole schedule",
+ "numbers": {"30.7": {"rows": ["tanh"], "columns": ["cosine"]}}}]}
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
 from hyperball.experiments.results.text import seed_words
@@ -22,6 +23,20 @@ LENGTHS = {
 
 
 @dataclass(frozen=True)
+class Evidence:
+    """The numbers of a table that a text tells, as one value or as "LOWEST to HIGHEST".
+
+    Args:
+        rows, columns: where they stand; a place without a number is passed over.
+        of: what of them is told: the "mean" over seeds, what is "published", or another field of a kept table.
+    """
+
+    rows: tuple[str, ...]
+    columns: tuple[str, ...]
+    of: str = "mean"
+
+
+@dataclass(frozen=True)
 class Claim:
     """A sentence of a paper, whether it holds here, and what says so.
 
@@ -29,6 +44,7 @@ class Claim:
         table, scale: the table whose records were looked at.
         how: what these records are, where the scale does not say it.
         see: where more is said: a text and what it links to.
+        numbers: what texts of `found`, such as "24.7 to 26.1", were read from.
     """
 
     claim: str
@@ -38,6 +54,7 @@ class Claim:
     scale: str
     how: str = ""
     see: tuple[str, str] | None = None
+    numbers: Mapping[str, Evidence] = field(default_factory=dict)
 
     def by(self, seeds: Sequence[int]) -> str:
         """What the verdict stands on: the length of training, and over how many seeds its numbers were measured."""
@@ -61,14 +78,37 @@ def read_claim(entry: Any, at: int) -> Claim:
     verdict = next((known for known in VERDICTS if known == entry.get("verdict")), None)
     if verdict is None:
         raise ValueError(f"claim {at}: `verdict` must be one of {', '.join(VERDICTS)}, got {entry.get('verdict')!r}")
-    texts = {name: read_text(entry.get(name, ""), f"claim {at}: `{name}`") for name in names - {"verdict", "see"}}
+    written = sorted(names - {"verdict", "see", "numbers"})
+    texts = {name: read_text(entry.get(name, ""), f"claim {at}: `{name}`") for name in written}
     if missing := [name for name in texts if name != "how" and not texts[name]]:
         raise ValueError(f"claim {at} has no `{min(missing)}`")
     see = entry.get("see")
     if see is not None and not (isinstance(see, list) and len(see) == 2):
         raise ValueError(f"claim {at}: `see` must be a text and what it links to")
     parts = [read_text(part, f"claim {at}: `see`") for part in see or ()]
-    return Claim(**texts, verdict=verdict, see=(parts[0], parts[1]) if parts else None)
+    numbers = read_numbers(entry.get("numbers", {}), texts["found"], f"claim {at}: `numbers`")
+    return Claim(**texts, verdict=verdict, see=(parts[0], parts[1]) if parts else None, numbers=numbers)
+
+
+def read_numbers(held: Any, found: str, name: str) -> dict[str, Evidence]:
+    if not isinstance(held, dict):
+        raise ValueError(f"{name} must map texts of `found` to where they were read from")
+    for told in held:
+        if not told or told not in found:
+            raise ValueError(f"{name} has {told[:LONGEST]!r}, which `found` does not say")
+    return {told: read_evidence(entry, f"{name}: {told!r}") for told, entry in held.items()}
+
+
+def read_evidence(entry: Any, name: str) -> Evidence:
+    known = [part.name for part in fields(Evidence)]
+    if not isinstance(entry, dict) or not {"rows", "columns"} <= set(entry) <= set(known):
+        raise ValueError(f"{name} must be an object of `rows`, `columns` and, if need be, `of`")
+    places = {}
+    for part in ("rows", "columns"):
+        if not isinstance(entry[part], list) or not entry[part]:
+            raise ValueError(f"{name}: `{part}` must be a list of texts")
+        places[part] = tuple(read_text(place, f"{name}: `{part}`") for place in entry[part])
+    return Evidence(places["rows"], places["columns"], read_text(entry.get("of", "mean"), f"{name}: `of`"))
 
 
 def read_text(value: Any, name: str) -> str:

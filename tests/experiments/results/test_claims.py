@@ -1,20 +1,23 @@
 """What papers say and what was found: the file of claims, its table in Markdown, its place on the page."""
 
 import json
+import math
 import re
 
 import pytest
 from places import ROOT
 from report_cases import EVIL, make_table, page_of, parsed, section_of, write
 
-from hyperball.experiments.claims import FILE, VERDICTS, read_claims
+from hyperball.experiments.claims import FILE, VERDICTS, Evidence, read_claims
 from hyperball.experiments.layout import layout
 from hyperball.experiments.results import markdown
+from hyperball.experiments.results.evidence import numbers_of, outdated, words
 from hyperball.experiments.scales import SCALES
 from hyperball.experiments.tables import TABLES
 from hyperball.report import read_folder
 from hyperball.report.results import results_page
 
+PLACE = {"rows": ["tanh"], "columns": ["cosine"]}
 KEPT = read_claims(json.loads((ROOT / "results" / FILE).read_text(encoding="utf-8")))
 
 
@@ -44,6 +47,13 @@ def claims(*entries):
         (claims(claim(see="table 2")), "`see` must be a text and what it links to"),
         (claims(claim(see=[])), "`see` must be a text and what it links to"),
         (claims(claim(see=["table 2", 3])), "`see` must be a text"),
+        (claims(claim(numbers=[3])), "claim 1: `numbers` must map texts of `found`"),
+        (claims(claim(numbers={"3.0": PLACE})), "claim 1: `numbers` has '3.0', which `found` does not say"),
+        (claims(claim(numbers={"it": {"rows": ["tanh"]}})), "'it' must be an object of `rows`, `columns`"),
+        (claims(claim(numbers={"it": {**PLACE, "seed": 0}})), "'it' must be an object of `rows`, `columns`"),
+        (claims(claim(numbers={"it": {**PLACE, "rows": "tanh"}})), "'it': `rows` must be a list of texts"),
+        (claims(claim(numbers={"it": {**PLACE, "columns": [3]}})), "'it': `columns` must be a text"),
+        (claims(claim(numbers={"it": {**PLACE, "of": None}})), "'it': `of` must be a text"),
     ],
 )
 def test_a_claim_that_is_none_is_refused_by_its_place(tree, said):
@@ -113,6 +123,58 @@ def test_the_table_in_markdown_links_each_claim(tmp_path):
     assert markdown.made("claims", tmp_path / "nowhere") == markdown.NOTHING
 
 
+def lines(**numbers):
+    """A kept table of one column "cosine", a row a number."""
+    return {"numbers": [{"row": row, "column": "cosine", "mean": mean} for row, mean in numbers.items()]}
+
+
+@pytest.mark.parametrize(
+    "kept, said",
+    [
+        (lines(tanh=30.04, ball=31.96, seg=99), None),
+        (lines(tanh=31.96, ball=30.04), None),
+        (lines(tanh=30.04, ball=32.06), "it says '30.0 to 32.0', {} has '30.0 to 32.1'"),
+        (lines(tanh=30.04, ball=None), "it says '30.0 to 32.0', {} has '30.0'"),
+        (lines(tanh=math.nan, seg=30.0), "it says '30.0 to 32.0', {} has no such number"),
+        ({"numbers": [3, {}]}, "it says '30.0 to 32.0', {} has no such number"),
+        ({"numbers": None}, "it says '30.0 to 32.0', {} has no such number"),
+        (None, "its numbers cannot be looked up: "),
+    ],
+)
+def test_a_claim_that_says_otherwise_than_the_kept_table_is_told(tmp_path, capsys, kept, said):
+    path = tmp_path / "dcnet-table2-paper" / "table.json"
+    numbers = {"30.0 to 32.0": {"rows": ["tanh", "ball"], "columns": ["cosine"]}}
+    tree = claims(claim(table="dcnet-table2", found="30.0 to 32.0 % error", numbers=numbers))
+    write(tmp_path / FILE, tree)
+    if kept:
+        write(path, kept)
+    told = outdated(read_claims(tree)[0], tmp_path)
+    assert len(told) == (said is not None)
+    if said:
+        assert told[0].startswith(said.format(path))
+    assert "30.0 to 32.0 % error" in markdown.made("claims", tmp_path)
+    assert (f"{tmp_path / FILE}: claim 1 must be read anew: " in capsys.readouterr().err) == bool(said)
+
+
+@pytest.mark.parametrize(
+    "evidence, told",
+    [
+        (Evidence(("tanh",), ("cosine",)), "30.5"),
+        (Evidence(("tanh",), ("cosine",), "published"), "31.0"),
+        (Evidence(("tanh",), ("cosine",), "values"), "30.5"),  # a list is its mean
+        (Evidence(("tanh", "seg"), ("cosine", "linear")), "30.5"),  # the same number twice is told once
+        (Evidence(("seg",), ("cosine",), "published"), ""),  # a word is no number
+    ],
+)
+def test_what_of_a_table_is_told(evidence, told):
+    held = [
+        {"row": "tanh", "column": "cosine", "mean": 30.5, "values": [30, 31], "published": 31},
+        {"row": "seg", "column": "linear", "mean": 30.51},
+        {"row": "seg", "column": "cosine", "mean": None, "published": "N/C"},
+    ]
+    assert words(numbers_of(evidence, held)) == told
+
+
 @pytest.mark.parametrize(
     "cells, rows, columns",
     [
@@ -159,23 +221,11 @@ def test_kept_claims_link_to_what_says_more(entry):
     assert not anchor or anchor in anchors(path)
 
 
-def rounded_numbers(tree):
-    """Every number of a kept table, ours and the paper's, to a decimal."""
-    numbers = set()
-    for entry in tree["numbers"]:
-        values = entry.get("values") or []
-        held = [[entry.get("published")], values, [sum(values) / len(values)] if values else []]
-        for name, value in entry.items():
-            if name not in ("values", "best"):
-                held.append(value if isinstance(value, list) else [value])
-        numbers |= {f"{value:.1f}" for values in held for value in values if isinstance(value, int | float)}
-    return numbers
-
-
 @pytest.mark.parametrize("entry", KEPT, ids=lambda entry: entry.claim[:40])
 def test_numbers_of_kept_claims_are_those_of_the_records(entry):
     """Those with one decimal; others, such as lengths and times, are rounded further or read from pictures."""
-    told = re.findall(r"(?<![\d.])\d+\.\d(?!\d)", entry.found)
-    path = ROOT / "results" / f"{entry.table}-{entry.scale}" / "table.json"
-    if told:
-        assert set(told) <= rounded_numbers(json.loads(path.read_text(encoding="utf-8")))
+    assert outdated(entry, ROOT / "results") == []
+    rest = entry.found
+    for told in sorted(entry.numbers, key=len, reverse=True):
+        rest = rest.replace(told, "")
+    assert re.findall(r"(?<![\d.])\d+\.\d(?!\d)", rest) == []

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from hyperball.training.files import FileError
 from hyperball.training.record import DIVERGED, RECORD, Record, all_results
@@ -29,7 +29,7 @@ def damage(folder: Path) -> str:
     return "" if record.status == DIVERGED else odd_results(record.results)
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Whether a value is a number of a bearable size, which NaN is not."""
     return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 import statistics
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from hyperball.experiments.reproduce import pairs_in_order
 from hyperball.experiments.results.broken import leave_out
 from hyperball.experiments.results.collecting import TABLE
 from hyperball.experiments.results.details import detail, folded, markdown_table
+from hyperball.experiments.results.evidence import outdated
 from hyperball.experiments.results.found import Found, scales_of
 from hyperball.experiments.runtime import head_of, row_of
 from hyperball.experiments.scales import SCALES
@@ -114,6 +116,9 @@ def claims_of(results: Path) -> str:
     except (FileError, ValueError) as error:
         leave_out(path, str(error))
         return NOTHING
+    for at, claim in enumerate(claims, 1):
+        for said in outdated(claim, results):
+            print(f"{path}: claim {at} must be read anew: {said}", file=sys.stderr)
     rows = [
         (claim.claim + (f" ([{claim.see[0]}]({claim.see[1]}))" if claim.see else ""), f"**{claim.verdict}**",
          claim.found, claim.by(seeds_behind(claim, results)))
