@@ -1,8 +1,9 @@
 """What papers say and what was found: the claims of a results folder, written by hand, one verdict each.
 
-{"kind": "claims", "claims": [{"claim": "operators train without BatchNorm", "verdict": "holds", "found": "30.7 %",
- "table": "dcnet-table2", "scale": "paper", "see": ["table 2", "#table-2"], "how": "whole schedule",
- "numbers": {"30.7": {"rows": ["tanh"], "columns": ["cosine"]}}}]}
+{"kind": "claims", "words": "an operator is a magnitude times an angular function", "claims": [
+ {"paper": "Liu et al., CVPR 2018", "claim": "operators train without BatchNorm", "verdict": "holds", "found": "30.7 %",
+  "table": "dcnet-table2", "scale": "paper", "see": ["table 2", "#table-2"], "how": "whole schedule",
+  "numbers": {"30.7": {"rows": ["tanh"], "columns": ["cosine"]}}}]}
 """
 
 from __future__ import annotations
@@ -35,12 +36,18 @@ class Evidence:
     columns: tuple[str, ...]
     of: str = "mean"
 
+    @property
+    def is_published(self) -> bool:
+        """Whether it is the paper's."""
+        return self.of == "published" or self.of.endswith(", paper")
+
 
 @dataclass(frozen=True)
 class Claim:
     """A sentence of a paper, whether it holds here, and what says so.
 
     Args:
+        paper: whose sentence it is; claims of one paper stand together.
         table, scale: the table whose records were looked at.
         how: what these records are, where the scale does not say it.
         see: where more is said: a text and what it links to.
@@ -54,11 +61,25 @@ class Claim:
     scale: str
     how: str = ""
     see: tuple[str, str] | None = None
+    paper: str = ""
     numbers: Mapping[str, Evidence] = field(default_factory=dict)
 
     def by(self, seeds: Sequence[int]) -> str:
         """What the verdict stands on: the length of training, and over how many seeds its numbers were measured."""
         return ", ".join(filter(None, (self.how or LENGTHS.get(self.scale, self.scale), seed_words(seeds))))
+
+    def stands_on(self, row: str, column: str) -> bool:
+        """Whether it tells a number of ours in this place of its table, or does not say which it tells."""
+        ours = [held for held in self.numbers.values() if not held.is_published]
+        return not ours or any(row in held.rows and column in held.columns for held in ours)
+
+
+def by_paper(claims: Sequence[Claim]) -> dict[str, list[Claim]]:
+    """The claims of each paper, in the order of the first ones."""
+    found: dict[str, list[Claim]] = {}
+    for claim in claims:
+        found.setdefault(claim.paper, []).append(claim)
+    return found
 
 
 def read_claims(tree: Mapping[str, Any]) -> tuple[Claim, ...]:
@@ -67,6 +88,11 @@ def read_claims(tree: Mapping[str, Any]) -> tuple[Claim, ...]:
     if not isinstance(held, list):
         raise ValueError("`claims` must be a list")
     return tuple(read_claim(entry, at) for at, entry in enumerate(held, 1))
+
+
+def read_words(tree: Mapping[str, Any]) -> str:
+    """What the words of a file's claims mean."""
+    return read_text(tree.get("words", ""), "`words`")
 
 
 def read_claim(entry: Any, at: int) -> Claim:
@@ -80,7 +106,7 @@ def read_claim(entry: Any, at: int) -> Claim:
         raise ValueError(f"claim {at}: `verdict` must be one of {', '.join(VERDICTS)}, got {entry.get('verdict')!r}")
     written = sorted(names - {"verdict", "see", "numbers"})
     texts = {name: read_text(entry.get(name, ""), f"claim {at}: `{name}`") for name in written}
-    if missing := [name for name in texts if name != "how" and not texts[name]]:
+    if missing := [name for name in texts if name not in ("how", "paper") and not texts[name]]:
         raise ValueError(f"claim {at} has no `{min(missing)}`")
     see = entry.get("see")
     if see is not None and not (isinstance(see, list) and len(see) == 2):

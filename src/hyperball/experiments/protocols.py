@@ -13,6 +13,7 @@ from hyperball.convert.heads import PROJECTIONS, parse_projection
 from hyperball.nn.projection import DEFAULT_RADIUS
 from hyperball.training.recipe import Recipe
 
+UNTRAINED = 'where the paper has "N/C" it could not train the network'
 CIFAR_STEPS = 42_500
 CIFAR_MILESTONES = (20_000, 30_000, 37_500)
 IMAGENET_STEPS = 700_000

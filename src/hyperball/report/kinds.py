@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hyperball.experiments.claims import Claim, read_claims
+from hyperball.experiments.claims import Claim, read_claims, read_words
 from hyperball.report.files import (
     RecordError,
     all_numbers,
@@ -149,9 +149,10 @@ class Bench:
 
 @dataclass(frozen=True)
 class Claims:
-    """What papers say, with a verdict each."""
+    """What papers say, with a verdict each, and what the words in it mean."""
 
     name: str
+    words: str
     claims: tuple[Claim, ...]
 
 
@@ -293,7 +294,7 @@ def located(entry: Mapping[str, Any]) -> Located:
 def read_written(tree: Mapping[str, Any], path: Path, name: str) -> Claims:
     """A claims.json."""
     try:
-        return Claims(name, read_claims(tree))
+        return Claims(name, read_words(tree), read_claims(tree))
     except ValueError as error:
         raise RecordError(f"{path.name}: {error}") from error
 

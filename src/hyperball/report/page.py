@@ -96,7 +96,10 @@ class Gallery:
 
 @dataclass(frozen=True)
 class Statement:
-    """A claim with a verdict and its sign, what was found and by what; `table` and `scale` are where it links to."""
+    """A claim with a verdict and its sign, what was found and by what; `table` and `scale` are where it links to.
+
+    Those of one paper stand together under its name.
+    """
 
     claim: str
     sign: str
@@ -105,6 +108,7 @@ class Statement:
     by: str
     table: str = ""
     scale: str = ""
+    paper: str = ""
 
 
 @dataclass(frozen=True)

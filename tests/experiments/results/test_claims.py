@@ -8,7 +8,7 @@ import pytest
 from places import ROOT
 from report_cases import EVIL, make_table, page_of, parsed, section_of, write
 
-from hyperball.experiments.claims import FILE, VERDICTS, Evidence, read_claims
+from hyperball.experiments.claims import FILE, VERDICTS, Evidence, read_claims, read_words
 from hyperball.experiments.layout import layout
 from hyperball.experiments.results import markdown
 from hyperball.experiments.results.evidence import numbers_of, outdated, words
@@ -47,6 +47,8 @@ def claims(*entries):
         (claims(claim(see="table 2")), "`see` must be a text and what it links to"),
         (claims(claim(see=[])), "`see` must be a text and what it links to"),
         (claims(claim(see=["table 2", 3])), "`see` must be a text"),
+        (claims(claim(paper=3)), "claim 1: `paper` must be a text"),
+        ({**claims(claim()), "words": ["c"]}, "`words` must be a text"),
         (claims(claim(numbers=[3])), "claim 1: `numbers` must map texts of `found`"),
         (claims(claim(numbers={"3.0": PLACE})), "claim 1: `numbers` has '3.0', which `found` does not say"),
         (claims(claim(numbers={"it": {"rows": ["tanh"]}})), "'it' must be an object of `rows`, `columns`"),
@@ -58,7 +60,7 @@ def claims(*entries):
 )
 def test_a_claim_that_is_none_is_refused_by_its_place(tree, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        read_claims(tree)
+        (read_words(tree), read_claims(tree))
 
 
 def test_a_broken_file_is_left_out_and_the_page_is_made(tmp_path, capsys):
@@ -80,6 +82,32 @@ def test_a_verdict_stands_on_a_length_of_training_and_on_seeds():
     assert held.by([2]) == "measured, 2 seeds"
     (held,) = read_claims(claims(claim(scale="of ours")))
     assert held.by([]) == "of ours"
+
+
+def test_seeds_are_those_of_the_numbers_that_are_told():
+    paper = {**PLACE, "rows": ["ball"], "of": "published"}
+    (held,) = read_claims(claims(claim(found="1.0, 2.0", numbers={"1.0": PLACE, "2.0": paper})))
+    assert held.stands_on("tanh", "cosine")
+    assert not any(held.stands_on(*place) for place in (("ball", "cosine"), ("tanh", "linear")))
+    for numbers in (None, {"2.0": paper}):
+        (held,) = read_claims(claims(claim(found="1.0, 2.0", numbers=numbers)))
+        assert held.stands_on("seg", "linear")
+
+
+def test_claims_of_one_paper_stand_together(tmp_path):
+    pytest.importorskip("jinja2")
+    make_table(tmp_path / "table", seeds=1, epochs=2)
+    three = [claim(paper="Du", claim="a"), claim(paper="Liu & others", claim="b"), claim(paper="Du", claim="c")]
+    write(tmp_path / FILE, {**claims(*three), "words": "c is a\nradius."})
+    section = section_of(tmp_path, part="claims")
+    assert section.lead.endswith("here: 3 ✓ holds. c is a radius.")
+    assert [entry.claim for entry in section.statements] == ["a", "c", "b"]
+    text = page_of(tmp_path)
+    assert re.findall(r'<div class="statements">\s*<h3>([^<]*)</h3>', text) == ["Du", "Liu &amp; others"]
+    assert text.count("<ul") == text.count("</ul>")
+    parts = markdown.made("claims", tmp_path).split("\n\n")
+    assert [parts[0], parts[1], parts[3]] == ["c is a radius.", "**Du**", "**Liu & others**"]
+    assert [part.count("\n") for part in (parts[2], parts[4])] == [3, 2]
 
 
 def test_texts_are_lines():

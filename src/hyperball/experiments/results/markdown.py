@@ -9,10 +9,11 @@ from __future__ import annotations
 import re
 import statistics
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperball.experiments.claims import FILE, Claim, read_claims
+from hyperball.experiments.claims import FILE, Claim, by_paper, read_claims, read_words
 from hyperball.experiments.headings import heading
 from hyperball.experiments.reproduce import pairs_in_order
 from hyperball.experiments.results.broken import leave_out
@@ -107,32 +108,42 @@ def summary_row(found: Found) -> tuple[str, ...]:
 
 
 def claims_of(results: Path) -> str:
-    """One row a claim: what was found, where more is said, and what the verdict stands on."""
+    """A table a paper, a row a claim: what was found, where more is said, and what the verdict stands on."""
     path = results / FILE
     if not path.exists():
         return NOTHING
     try:
-        claims = read_claims(read_tree(path))
+        tree = read_tree(path)
+        claims, words = read_claims(tree), read_words(tree)
     except (FileError, ValueError) as error:
         leave_out(path, str(error))
         return NOTHING
     for at, claim in enumerate(claims, 1):
         for said in outdated(claim, results):
             print(f"{path}: claim {at} must be read anew: {said}", file=sys.stderr)
+    parts = [words] if words else []
+    for paper, held in by_paper(claims).items():
+        parts += [f"**{paper}**"] if paper else []
+        parts.append(claim_table(held, results))
+    return "\n\n".join(parts)
+
+
+def claim_table(claims: Sequence[Claim], results: Path) -> str:
     rows = [
         (claim.claim + (f" ([{claim.see[0]}]({claim.see[1]}))" if claim.see else ""), f"**{claim.verdict}**",
          claim.found, claim.by(seeds_behind(claim, results)))
         for claim in claims
     ]  # fmt: skip
-    return markdown_table(("the papers say", "", "found here", "by"), rows)
+    return markdown_table(("the paper says", "", "found here", "by"), rows)
 
 
 def seeds_behind(claim: Claim, results: Path) -> list[int]:
-    """Over how many seeds each number of a claim's table was measured."""
+    """Over how many seeds each number that a claim tells was measured; where it does not say which, its table's."""
     if claim.table not in TABLES:
         return []
     found = [entry for entry in scales_of(claim.table, results) if entry.scale == claim.scale]
-    return [len(line.values) + len(line.diverged) for entry in found for line in entry.measured]
+    lines = [line for entry in found for line in entry.measured if claim.stands_on(line.row, line.column)]
+    return [len(line.values) + len(line.diverged) for line in lines]
 
 
 def times_of(name: str, results: Path) -> list[str]:

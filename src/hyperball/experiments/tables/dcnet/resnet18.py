@@ -18,7 +18,6 @@ COLUMNS = {
 QUESTIONS = (
     "the standard network starts from the trained plain one of the same seed, and so has had twice its schedule; a "
     "control is the plain one trained again likewise",
-    '"N/C" is a network that the paper could not train',
     "BatchNorm's eps is 1e-3 as in the authors' code for CIFAR; running statistics begin at the first batch, also "
     "those of a network that starts with the weights of the plain one",
     "PReLU has a slope for every channel, which begins at 0, as ReLU, and is not decayed; the paper says neither",

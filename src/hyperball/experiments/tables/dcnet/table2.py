@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from hyperball.experiments.pictures import convergence, first_filters
-from hyperball.experiments.protocols import cifar
+from hyperball.experiments.protocols import UNTRAINED, cifar
 from hyperball.experiments.table import Entry, Experiment
 from hyperball.experiments.tables.dcnet.cifar import (
     angular_table,
@@ -21,7 +21,7 @@ NO_BIAS = (
 
 def table() -> Experiment:
     """CNN-9 without BatchNorm."""
-    notes = ('"N/C" is a network that the paper could not train', NO_BIAS)
+    notes = (UNTRAINED, NO_BIAS)
     made = angular_table(
         "dcnet_table2", "dcnet-table2", "cnn9", "CNN-9 without BatchNorm, CIFAR-100", notes, norm="none"
     )

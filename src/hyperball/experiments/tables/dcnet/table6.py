@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hyperball.experiments.pictures import convergence
+from hyperball.experiments.protocols import UNTRAINED
 from hyperball.experiments.table import Experiment
 from hyperball.experiments.tables.dcnet.resnet18 import QUESTIONS, QUICK, SOURCE, entries, unsaid
 
@@ -13,6 +14,6 @@ def table() -> Experiment:
     """ImageNet in full, from an image folder."""
     return Experiment(
         "dcnet-table6", "ResNet-18 on ImageNet, top-5 error of center crops", SOURCE, "top5_error", entries(False),
-        notes=(*QUESTIONS, MOMENTUM, unsaid("random parts of 8 to 100 %")), reduction=QUICK, also=("top1",),
+        notes=(*QUESTIONS, UNTRAINED, MOMENTUM, unsaid("random parts of 8 to 100 %")), reduction=QUICK, also=("top1",),
         draws=(convergence,),
     )  # fmt: skip

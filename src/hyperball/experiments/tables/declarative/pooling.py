@@ -15,9 +15,9 @@ CLOUDS = (
     "party sampled from the same CAD models"
 )
 NOTES = (
-    "fixed and adaptive poolings share one learning rate, which moves the result more than learning c does; c is "
-    "learned as log c and barron's shape as logit(shape/3), at rates whose first steps are those of c and shape "
-    "themselves; a c that has fallen moves c² times as far; the code published with the paper learns c as "
+    "fixed and adaptive poolings share one learning rate, which in the paper moves pseudo-Huber more than learning c "
+    "does; c is learned as log c and barron's shape as logit(shape/3), at rates whose first steps are those of c and "
+    "shape themselves; a c that has fallen moves c² times as far; the code published with the paper learns c as "
     "softplus(raw) and shape as 3·sigmoid(raw), whose first steps are 0.4 of these",
     "the c of an adaptive truncated quadratic has a zero gradient almost everywhere, as moving c a little moves no "
     "sample in or out: its record shows c staying at 1, and its row equals the fixed one up to rounding; with outliers "
