@@ -163,15 +163,15 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
     seeds = range(own.first_seed, own.first_seed + own.seeds)
     jobs = work.jobs_of(table, seeds, out, own.data_root, own.accelerator)
     asked = with_conditions(table, with_attacks(table, jobs, seeds))
-    everything = lacking(asked, out, kept) if own.missing and kept is not None else asked
+    everything, stuck = lacking(asked, out, kept) if own.missing and kept is not None else (asked, [])
     for taken in [] if own.dry_run else take_over(everything, out):
         speak(taken)
     waiting = [job for job in everything if not job.is_done]
     announce(table, own, everything, waiting, out)
-    if left_out := [job for job in asked if job not in everything]:
+    if left_out := [job for job in asked if job not in [*everything, *(end.job for end in stuck)]]:
         print(f"left out, as {kept} has them: {counted(left_out)}", flush=True)
     if own.dry_run:
-        return 0
+        return say_rest([], [], stuck, True)
     work.check_data(waiting)
     keeper = Keeper(whole.at(own.scale), own.scale, out, kept)
 
@@ -189,7 +189,7 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
     with shielded():
         keeper.keep_all(everything)
     say_table(table, own.scale, work.jobs_of(table, seeds, kept) if own.missing and kept is not None else jobs)
-    code = max(say_rest(everything, ends, drawn), FAILED if keeper.has_lost else 0)
+    code = max(say_rest(everything, ends, stuck, drawn), FAILED if keeper.has_lost else 0)
     if stopped or not (drawn or time.monotonic() >= over):
         raise KeyboardInterrupt  # no other table is begun
     return code
@@ -238,11 +238,11 @@ def say_table(table: Experiment, scale: Scale, jobs: Sequence[Job]) -> None:
     print("\n".join([*doubts_of(table, jobs), *(f"note: {note}" for note in work.notes_of(table, lines))]))
 
 
-def say_rest(jobs: Sequence[Job], ends: Sequence[End], drawn: bool) -> int:
-    """Name what is not done; 0 if nothing is, 130 where the same command goes on."""
+def say_rest(jobs: Sequence[Job], ends: Sequence[End], stuck: Sequence[End], drawn: bool) -> int:
+    """Name what is not done, and what cannot be; 0 if nothing is, 130 where the same command goes on."""
     from hyperball.experiments.results.summary import unfinished
 
-    code = conclude(unfinished(jobs, ends), ends)
+    code = conclude({**unfinished(jobs, ends), **{end.job.cell.name: end.reason for end in stuck}}, ends)
     if not drawn and code != INTERRUPTED:
         print("interrupted before all pictures were drawn; the same command goes on", file=sys.stderr)
     return code if drawn else INTERRUPTED

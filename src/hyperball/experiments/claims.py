@@ -8,6 +8,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
@@ -16,7 +17,8 @@ from hyperball.experiments.results.text import seed_words
 
 Standing = Literal["holds", "in part", "does not hold", "not decided"]
 VERDICTS: tuple[Standing, ...] = get_args(Standing)
-FILE = "claims.json"
+FILE, KIND = "claims.json", "claims"
+LINK = re.compile(r"(https?://|(?![\w+.-]+:))[^\s()<>\[\]]+")
 LONGEST = 1000  # characters of a text
 LENGTHS = {
     "paper": "whole schedule", "half": "half of the schedule", "quarter": "a quarter of the schedule", "quick": "quick",
@@ -82,8 +84,10 @@ def by_paper(claims: Sequence[Claim]) -> dict[str, list[Claim]]:
     return found
 
 
-def read_claims(tree: Mapping[str, Any]) -> tuple[Claim, ...]:
+def read_claims(tree: Any) -> tuple[Claim, ...]:
     """The claims of a file; a ValueError names what is none."""
+    if not isinstance(tree, Mapping) or tree.get("kind") != KIND:
+        raise ValueError(f'it must be an object whose `kind` is "{KIND}"')
     held = tree.get("claims")
     if not isinstance(held, list):
         raise ValueError("`claims` must be a list")
@@ -112,6 +116,8 @@ def read_claim(entry: Any, at: int) -> Claim:
     if see is not None and not (isinstance(see, list) and len(see) == 2):
         raise ValueError(f"claim {at}: `see` must be a text and what it links to")
     parts = [read_text(part, f"claim {at}: `see`") for part in see or ()]
+    if parts and not LINK.fullmatch(parts[1]):
+        raise ValueError(f"claim {at}: `see` must link to a place, a file or http(s), without spaces or brackets")
     numbers = read_numbers(entry.get("numbers", {}), texts["found"], f"claim {at}: `numbers`")
     return Claim(**texts, verdict=verdict, see=(parts[0], parts[1]) if parts else None, numbers=numbers)
 
@@ -141,4 +147,6 @@ def read_text(value: Any, name: str) -> str:
     """A text on one line."""
     if not isinstance(value, str) or len(value) > LONGEST:
         raise ValueError(f"{name} must be a text of at most {LONGEST} characters")
+    if not all(letter.isprintable() or letter.isspace() for letter in value):
+        raise ValueError(f"{name} must be a text of printable characters, got {value!r}")
     return " ".join(value.split())

@@ -36,6 +36,12 @@ def claims(*entries):
     "tree, said",
     [
         ({"kind": "claims"}, "`claims` must be a list"),
+        ({"claims": []}, 'it must be an object whose `kind` is "claims"'),
+        ([], 'it must be an object whose `kind` is "claims"'),
+        (None, 'it must be an object whose `kind` is "claims"'),
+        (claims(claim(found="a \ud800 b")), "claim 1: `found` must be a text of printable characters"),
+        (claims(claim(see=["a", "javascript:alert(1)"])), "claim 1: `see` must link to a place, a file or http(s)"),
+        (claims(claim(see=["a", "#b) [c](d"])), "claim 1: `see` must link to a place"),
         (claims(3), "claim 1 must be an object"),
         (claims(claim(), claim(found=None)), "claim 2 has no `found`"),
         (claims(claim(claim=" \n")), "claim 1 has no `claim`"),
@@ -60,7 +66,7 @@ def claims(*entries):
 )
 def test_a_claim_that_is_none_is_refused_by_its_place(tree, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        (read_words(tree), read_claims(tree))
+        (read_claims(tree), read_words(tree))
 
 
 def test_a_broken_file_is_left_out_and_the_page_is_made(tmp_path, capsys):
@@ -133,12 +139,28 @@ def test_hostile_claims_are_only_shown(tmp_path):
     pytest.importorskip("jinja2")
     make_table(tmp_path / "table", seeds=1, epochs=2)
     before = parsed(page_of(tmp_path)).tags
-    hostile = claim(claim=EVIL, found=EVIL, table=EVIL, scale=EVIL, how=EVIL, see=[EVIL, "javascript:alert(1)"])
+    hostile = claim(claim=EVIL, found=EVIL, table=EVIL, scale=EVIL, how=EVIL, paper=EVIL, see=[EVIL, "#a"])
     write(tmp_path / FILE, claims(hostile))
     after = parsed(page_of(tmp_path)).tags
     for tag in ("script", "img"):
         assert after.count(tag) == before.count(tag)
-    assert "javascript:" not in page_of(tmp_path)
+    text = markdown.made("claims", tmp_path)
+    assert "<" not in text
+    assert "&lt;" in text
+
+
+@pytest.mark.parametrize("evil", ["<!-- /results -->", "<!-- results: summary -->"])
+def test_a_claim_ends_no_marked_part(tmp_path, evil):
+    write(tmp_path / FILE, claims(claim(found=f"a {evil} b")))
+    once = markdown.fill("<!-- results: claims -->\n<!-- /results -->\n", tmp_path)
+    assert markdown.fill(once, tmp_path) == once
+
+
+@pytest.mark.parametrize("content", ["[]", "3", "null", '"x"', "{", "[" * 100_000])
+def test_a_file_that_is_no_object_is_left_out_of_documents(tmp_path, content, capsys):
+    (tmp_path / FILE).write_text(content)
+    assert markdown.made("claims", tmp_path) == markdown.NOTHING
+    assert f"left out {tmp_path / FILE}" in capsys.readouterr().err
 
 
 def test_the_table_in_markdown_links_each_claim(tmp_path):

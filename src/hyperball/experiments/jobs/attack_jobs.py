@@ -56,7 +56,8 @@ def attack_jobs(entry: Entry, job: Job, is_first: bool) -> list[AttackJob]:
 
     def made(name: str, parts: tuple[Part, ...], after: tuple[str, ...]) -> AttackJob:
         cell = Cell(f"{job.cell.label} {name}", job.cell.seed, job.cell.recipe)
-        return AttackJob(cell, job.folder, job.data_root, job.accelerator, job, source, plan, parts, after)
+        place = job.folder, job.data_root, job.accelerator
+        return AttackJob(cell, *place, job, source, plan, entry.attacks, parts, after)
 
     first = made("attacks", entry.attacks.parts, ())
     if not (is_first and entry.attacks.last):

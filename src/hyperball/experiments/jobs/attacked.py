@@ -23,7 +23,9 @@ from hyperball.attacks.methods.task import Model
 from hyperball.experiments.jobs.attack_state import is_done, keep_weights, lacking, weights_differ
 from hyperball.experiments.jobs.devices import device_of
 from hyperball.experiments.jobs.runners import Job, stop_at_sigterm
-from hyperball.experiments.plan import Part
+from hyperball.experiments.plan import Attacks, Part
+from hyperball.experiments.results.broken import damage
+from hyperball.experiments.results.robust_numbers import Attacked, attacked
 from hyperball.experiments.results.robustness_record import (
     FOLDER,
     assembled,
@@ -52,6 +54,7 @@ class AttackJob(Job):
     trained: Job | None = None
     source: Job | None = None
     plan: dict[str, Any] = field(default_factory=dict)
+    attacks: Attacks | None = None
     parts: tuple[Part, ...] = ()
     after: tuple[str, ...] = ()
 
@@ -84,10 +87,20 @@ class AttackJob(Job):
             return f"attacks are to be run: {', '.join(missing)}"
         return weights_differ(self.folder, self.source.folder) if self.source is not None else ""
 
-    def is_kept(self, folder: Path) -> bool:
-        """Whether the record of a folder, which has no files of single parts, says that all of these are done."""
-        done = parts_done(folder)
-        return has_diverged(folder) or all(part.to_dict() in done for part in self.parts)
+    def lack_in(self, folder: Path) -> str:
+        """Which attacks the record of a folder, which has no files of single parts, does not have."""
+        if has_diverged(folder):
+            return ""
+        found = None if self.attacks is None else attacked(folder, self.attacks)
+        held = () if found is None else parts_done(folder)
+        missing = [part.name for part in self.parts if part.to_dict() not in held or not covers(found, part)]
+        return damage(folder) or (f"attacks are to be run: {', '.join(missing)}" if missing else "")
+
+
+def covers(found: Attacked | None, part: Part) -> bool:
+    """Whether a record has a line of every attack of a part."""
+    lines = {} if found is None else found.sweeps if part.is_sweep else found.attacks
+    return set(part.attacks) <= set(lines)
 
 
 def network_and_images(

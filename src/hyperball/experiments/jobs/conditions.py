@@ -17,7 +17,7 @@ from hyperball import data
 from hyperball._errors import report
 from hyperball.experiments.grid import Cell
 from hyperball.experiments.jobs.runners import Job, stop_at_sigterm
-from hyperball.experiments.results.broken import leave_out, odd_number
+from hyperball.experiments.results.broken import is_number, leave_out, odd_metrics
 from hyperball.experiments.table import Experiment
 from hyperball.training import evaluate, read_recipe
 from hyperball.training.allocator import keep_freed_memory
@@ -97,10 +97,13 @@ def conditions_in(folder: Path) -> dict[str, Any]:
     if not isinstance(tree, dict):
         leave_out(path, f"must be a mapping, got {tree!r}")
         return {}
+    found = {}
     for name, metrics in tree.items():
-        if problem := odd_number(metrics):
+        if problem := odd_metrics(metrics) or ("" if any(map(is_number, metrics.values())) else "it has no number"):
             leave_out(path, f"{name}: {problem}")
-    return {name: metrics for name, metrics in tree.items() if not odd_number(metrics)}
+        else:
+            found[name] = metrics
+    return found
 
 
 def main(arguments: list[str]) -> int:

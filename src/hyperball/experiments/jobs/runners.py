@@ -22,6 +22,7 @@ from hyperball.experiments.grid import Cell
 from hyperball.experiments.jobs.cell import train_cell
 from hyperball.experiments.jobs.failures import Room, first_sentence, length_of, lines_of, out_of_memory, write_down
 from hyperball.experiments.jobs.orphans import PRCTL, follow
+from hyperball.experiments.results.broken import damage
 from hyperball.training.files import FileError, write_json
 from hyperball.training.folder import unlike
 from hyperball.training.recipe import Recipe
@@ -74,7 +75,11 @@ class Job:
 
     def is_kept(self, folder: Path) -> bool:
         """Whether a folder of records without weights holds what this job finds."""
-        return replace(self, folder=folder).is_done
+        return not self.lack_in(folder)
+
+    def lack_in(self, folder: Path) -> str:
+        """Why it does not; nothing if it does."""
+        return damage(folder) or replace(self, folder=folder).missing()
 
     @property
     def diverged(self) -> bool:

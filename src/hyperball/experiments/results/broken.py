@@ -44,6 +44,17 @@ def odd_number(metrics: Any) -> str:
     return ""
 
 
+def odd_metrics(metrics: Any) -> str:
+    """Why something is no mapping of a network's metrics, of which accuracies are in [0, 1]; "" where it is."""
+    if problem := odd_number(metrics):
+        return problem
+    for name in SHARES:
+        value = metrics.get(name)
+        if value is not None and not 0 <= value <= 1:
+            return f"`{name}` must be an accuracy in [0, 1], got {value!r}"
+    return ""
+
+
 def odd_results(results: Any) -> str:
     """Why something is not what a finished run's record has as results; "" where it is."""
     if not isinstance(results, Mapping):
@@ -53,11 +64,7 @@ def odd_results(results: Any) -> str:
     except FileError as error:
         return str(error)
     for which, metrics in named.items():
-        problem = odd_number(metrics) if metrics is not None else ""
-        for name in SHARES:
-            value = None if problem or metrics is None else metrics.get(name)
-            if value is not None and not 0 <= value <= 1:
-                problem = f"`{name}` must be an accuracy in [0, 1], got {value!r}"
+        problem = odd_metrics(metrics) if metrics is not None else ""
         if problem:
             return f"`results.{which}`: {problem}"
     return ""

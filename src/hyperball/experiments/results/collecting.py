@@ -148,12 +148,31 @@ def keep(job: Job, target: Path) -> list[str]:
 
 
 def keep_record(job: Job, target: Path) -> None:
-    """Copy the record of a run, without the folder in which the network lay that it begins with."""
+    """Copy the record of a run, without the folder in which the network lay that it begins with.
+
+    Where that network is another run than the one that is kept beside it, the copy says so.
+    """
     if job.cell.recipe.start.weights is None:
         write_bytes(target / RECORD, (job.folder / RECORD).read_bytes())
         return
     tree = read_tree(job.folder / RECORD)
-    write_json(target / RECORD, {**tree, "recipe": portable(tree["recipe"])})
+    strange = [note for name in job.needs if (note := another_start(name, job.folder, target))]
+    write_json(
+        target / RECORD, {**tree, "recipe": portable(tree["recipe"]), "notes": [*tree.get("notes", ()), *strange]}
+    )
+
+
+def another_start(name: str, folder: Path, target: Path) -> str:
+    """That the cell with which a run begins is another run than the one kept beside it; nothing where it is that."""
+    own, kept = folder.parents[1] / name, target.parents[1] / name
+    if damage(own) or damage(kept):
+        return ""
+    own_results, kept_results = Record.read(own).results, Record.read(kept).results
+    if own_results == kept_results:
+        return ""
+    told = [(results.get("last") or {}).get("top1") for results in (own_results, kept_results)]
+    shares = [f"{value:.4f}" if isinstance(value, int | float) else "none" for value in told]
+    return f"it begins with another run of {name} than the one kept beside it: top-1 {shares[0]} instead of {shares[1]}"
 
 
 def portable(recipe: dict[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -121,28 +121,31 @@ def claims_of(results: Path) -> str:
     for at, claim in enumerate(claims, 1):
         for said in outdated(claim, results):
             print(f"{path}: claim {at} must be read anew: {said}", file=sys.stderr)
+    found = {
+        name: list(scales_of(name, results))
+        for name in dict.fromkeys(claim.table for claim in claims)
+        if name in TABLES
+    }
     parts = [words] if words else []
     for paper, held in by_paper(claims).items():
         parts += [f"**{paper}**"] if paper else []
-        parts.append(claim_table(held, results))
-    return "\n\n".join(parts)
+        parts.append(claim_table(held, found))
+    return "\n\n".join(parts).replace("<", "&lt;")
 
 
-def claim_table(claims: Sequence[Claim], results: Path) -> str:
+def claim_table(claims: Sequence[Claim], found: Mapping[str, Sequence[Found]]) -> str:
     rows = [
         (claim.claim + (f" ([{claim.see[0]}]({claim.see[1]}))" if claim.see else ""), f"**{claim.verdict}**",
-         claim.found, claim.by(seeds_behind(claim, results)))
+         claim.found, claim.by(seeds_behind(claim, found.get(claim.table, ()))))
         for claim in claims
     ]  # fmt: skip
     return markdown_table(("the paper says", "", "found here", "by"), rows)
 
 
-def seeds_behind(claim: Claim, results: Path) -> list[int]:
+def seeds_behind(claim: Claim, found: Sequence[Found]) -> list[int]:
     """Over how many seeds each number that a claim tells was measured; where it does not say which, its table's."""
-    if claim.table not in TABLES:
-        return []
-    found = [entry for entry in scales_of(claim.table, results) if entry.scale == claim.scale]
-    lines = [line for entry in found for line in entry.measured if claim.stands_on(line.row, line.column)]
+    measured = [line for entry in found if entry.scale == claim.scale for line in entry.measured]
+    lines = [line for line in measured if claim.stands_on(line.row, line.column)]
     return [len(line.values) + len(line.diverged) for line in lines]
 
 

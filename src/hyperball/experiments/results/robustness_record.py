@@ -25,10 +25,11 @@ from typing import Any
 
 import numpy as np
 
-from hyperball.attacks import RecordError, Robustness, parse
+from hyperball.attacks import Robustness, parse
 from hyperball.attacks.battery import percent, stronger
 from hyperball.attacks.journal import from_tree, read_json, write_json
 from hyperball.experiments.plan import Part
+from hyperball.training.files import FileError, read_tree
 from hyperball.training.record import RECORD, Record
 
 ROBUSTNESS = "robustness.json"
@@ -85,9 +86,9 @@ def assembled(run_dir: Path, plan: Mapping[str, Any], is_done: Callable[[Path, P
 def parts_done(run_dir: Path) -> list[dict[str, Any]]:
     """The parts of the plan that a folder's record says are done; none where it cannot be read."""
     try:
-        record = read_json(run_dir / ROBUSTNESS)
+        record = read_tree(run_dir / ROBUSTNESS)
         return [part for part in record["parts"] if part["name"] not in record["missing"]]
-    except (RecordError, KeyError, TypeError):
+    except (FileError, KeyError, TypeError):
         return []
 
 
