@@ -7,11 +7,12 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, TypeGuard
 
+from hyperball.on_disk import is_number
+
 LOST = "N/C"  # the papers' word for a network that did not converge
 NEAR = 1.5  # points from a paper's number that count as reproduced
 APART = 1.0  # points between two numbers of a paper whose order is looked at
 WIDTH = 3.0  # standard errors from chance that are no better than it
-LARGEST = 1e100  # what lies beyond is no count of images
 CLASSES = {
     "cifar10": 10, "cifar100": 100, "fashion-mnist": 10, "imagenet": 1000, "imagewoof": 10, "mnist": 10,
     "modelnet40": 40, "tiny-imagenet": 200,
@@ -21,6 +22,7 @@ CHANCE = (
     f'"{LOST}" is a network that did not converge: its numbers are not finite, or its last top-1 accuracy is within '
     f"{WIDTH:g} standard errors of chance, 1 in so many classes or the share of the commonest, on the images tested"
 )
+COMPLEMENTS = {"error": "top1", "top5_error": "top5"}  # errors, and the accuracies that they are 100 % less
 METRICS = {"error": "Test error, %", "top1": "Test accuracy, %", "top5_error": "Top-5 test error, %"}
 Verdict = Literal["better", "near", "worse", "contradicts"]
 AGREES: tuple[Verdict, ...] = ("better", "near")
@@ -46,7 +48,16 @@ def ends_at_chance(data: object, last: Mapping[str, Any], images: object = None)
 
 def is_positive(value: object) -> TypeGuard[float]:
     """Whether a value is a number > 0 of a bearable size."""
-    return isinstance(value, int | float) and 0 < value < LARGEST
+    return is_number(value) and value > 0
+
+
+def percent_of(metric: str, results: Mapping[str, Any]) -> float | None:
+    """A metric in percent, where results have it; errors are 100 less an accuracy."""
+    value = results.get(COMPLEMENTS.get(metric, metric))
+    if value is None:
+        return None
+    percent = float(100 * value)
+    return 100 - percent if metric in COMPLEMENTS else percent
 
 
 def is_error(metric: str) -> bool:

@@ -151,6 +151,7 @@ MISTAKES = {
     "an unknown layer": (["explain", "con(3, 4, 3)"], "unknown layer 'con'; did you mean conv?"),
     "an unknown argument of a layer": (["explain", "conv(3, 4, 3, magntude=1)"], "cannot be built"),
     "code in a layer": (["explain", "conv(3, 4, 3, bias=[x for x in y])"], "is not a plain value"),
+    "a mapping that is none": (["explain", "conv({[]: 1}, 3)"], "is not a plain value"),
     "a call in place of a number": (["explain", "conv(__import__('os'), 4, 3)"], "`in_channels` must be a number, got"),
     "a name in place of a size": (["explain", "conv(3, 4, kernel_size=big)"], "`kernel_size` must be a number, got"),
     "a value for print_config": (["train", "--print_config=foo"], "--print_config takes no value, got 'foo'"),
@@ -164,6 +165,7 @@ MISTAKES = {
     "a demo without seeds": (["demo", "--seeds", "0"], "`seeds` must be a whole number >= 1, got 0"),
     "a demo into a folder": (["demo", "-o", "."], "is a folder"),
     "no devices": (["train", "--devices=0"], "`devices` must be"),
+    "less than no devices": (["train", "--devices=--5"], "`devices` must be"),
 }
 
 

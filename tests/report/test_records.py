@@ -33,6 +33,7 @@ from report_cases import (
 from hyperball.cli import main
 from hyperball.report import read_folder, read_runs
 from hyperball.report.results import results_page
+from hyperball.report.tables import group, group_table
 
 pytest.importorskip("jinja2")
 
@@ -64,7 +65,12 @@ BROKEN = {
         lambda text: re.sub(r'"results": {.*?}}', '"results": 3', text),
         "object",
     ),
-    "deep nesting": ("record.json", lambda text: "[" * 100_000, "is not whole JSON"),
+    "brackets without end": ("record.json", lambda text: "[" * 100_000, "is not whole JSON"),
+    "deep nesting": (
+        "record.json",
+        lambda text: text.replace('"notes": []', '"notes": ' + "[" * 200 + "]" * 200),
+        "must be nested at most 100 deep",
+    ),
     "half a recipe": ("recipe.json", lambda text: text[:30], "is not whole JSON"),
     "a recipe without a model": ("recipe.json", lambda text: '{"data": {}}', "`model` must be an object"),
     "broken conditions": ("conditions.json", lambda text: "{", "is not whole JSON"),
@@ -313,6 +319,26 @@ def test_a_network_that_did_not_converge_is_shown_as_such_and_counts_for_nothing
     text = words_of(tmp_path)
     assert "90.00 (1 N/C)" in text
     assert "1 of 2 did not converge" in text
+
+
+def marked(folder):
+    """The accuracies that the page marks as the best of its runs."""
+    table = group_table(group(read_folder(folder).runs))
+    at = table.columns.index("accuracy, %")
+    return [row[at].text for row in table.rows if row[at].best]
+
+
+def test_the_best_accuracy_is_marked_and_a_network_without_one_never(tmp_path):
+    make_run(tmp_path / "plain", model__magnitude=None, top1=0.8)
+    sure = make_run(tmp_path / "tanh", top1=0.9)
+    assert marked(tmp_path) == ["90.00"]
+    diverge(tmp_path / "plain")
+    diverge(make_run(tmp_path / "ball", model__magnitude="ball"))
+    assert marked(tmp_path) == ["90.00"]
+    held = json.loads((sure / "record.json").read_text())
+    held["results"]["last"]["nonfinite"] = 3
+    write(sure / "record.json", held)
+    assert marked(tmp_path) == []
 
 
 def published_cell(tmp_path, paper, fates, scale="paper"):

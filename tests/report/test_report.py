@@ -18,14 +18,14 @@ from report_cases import (
     write,
 )
 
-from hyperball.experiments.table import cell_name
+from hyperball.on_disk import cell_name, slug
 from hyperball.report import Chart, Page, Section, read_folder, read_runs, render, write_page
 from hyperball.report.doubts import Doubt, gathered
 from hyperball.report.kinds import Attack, Bench, Published, RobustCell, Robustness
 from hyperball.report.page import Bar, Bars
 from hyperball.report.pictures import Curves, Features, Filters
 from hyperball.report.results import results_page
-from hyperball.report.sections.join import Joined, slug
+from hyperball.report.sections.join import Joined
 from hyperball.report.tables import group, spread
 
 pytest.importorskip("jinja2")

@@ -202,6 +202,15 @@ def test_a_run_that_goes_on_with_other_conditions_forgets_those_of_before(tmp_pa
     assert not any("'few'" in note for note in again.notes)
 
 
+def test_a_run_that_stopped_before_its_first_test_misses_none_of_a_condition(tmp_path: Path):
+    asked = {**TESTED, "log.evaluate_every": 4}
+    train(recipe(**asked), tmp_path)
+    without_the_last_epoch(tmp_path)
+    again = train(recipe(**asked), tmp_path, resume=True)
+    assert any("resumed at step 24" in note for note in again.notes)
+    assert not any("is tested from step" in note for note in again.notes)
+
+
 def test_a_run_that_goes_on_without_conditions_has_none(tmp_path: Path):
     train(recipe(**TESTED), tmp_path)
     without_the_last_epoch(tmp_path)

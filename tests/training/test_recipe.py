@@ -114,6 +114,10 @@ FILES = [
     ("recipe.yaml", "- 1", "`recipe` must be a mapping"),
     ("recipe.toml", "", "must end in one of .json, .yaml, .yml"),
     ("recipe.yaml", "seed: !!python/object/apply:os.system ['true']", "is not valid YAML"),
+    ("recipe.yaml", "name: 2020-13-45", "is not valid YAML (month must be in 1..12"),
+    ("recipe.yaml", "seed: 0x_", "is not valid YAML"),
+    ("recipe.yaml", "seed: !!int ''", "is not valid YAML"),
+    ("recipe.yaml", f"seed: {'9' * 5_000}", "is not valid YAML"),
 ]
 
 

@@ -50,7 +50,7 @@ def literal(node: ast.expr, text: str) -> Any:
         return ast.get_source_segment(text, node)
     try:
         return ast.literal_eval(node)
-    except ValueError:
+    except (ValueError, TypeError):  # TypeError: a set or a mapping of what cannot be a key
         raise UsageError(f"{ast.get_source_segment(text, node)!r} is not a plain value in {text!r}") from None
 
 

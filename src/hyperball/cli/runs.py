@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,7 @@ def add_place(options: Any, devices: bool = True) -> None:
 
 def count(text: str) -> int | str:
     """The number of `--devices`, which `train` checks."""
-    return int(text) if text.lstrip("-").isdigit() else text
+    return int(text) if re.fullmatch(r"-?[0-9]+", text) else text
 
 
 def train(given: Sequence[str]) -> int:

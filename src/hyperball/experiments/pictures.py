@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from hyperball.experiments.results.broken import is_number
-from hyperball.experiments.table import Finished, slug
+from hyperball.experiments.table import Finished
 from hyperball.nn.decoupled import Decoupled
+from hyperball.on_disk import METRICS, is_number, slug
 from hyperball.training import load_model
 from hyperball.training.network import Network
 from hyperball.training.recipe.sections import DataConfig
-from hyperball.training.record import METRICS, read_metrics, thinned
+from hyperball.training.record import read_metrics, thinned
 from hyperball.training.sets import Source, load_set
 
 POINTS = 80  # of a curve

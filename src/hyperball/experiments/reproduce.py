@@ -17,14 +17,14 @@ from hyperball.experiments.results.broken import damage, leave_out
 from hyperball.experiments.results.robust_numbers import attacked_numbers
 from hyperball.experiments.results.text import NOTHING, columns, part_of, spread
 from hyperball.experiments.scales import Scale
-from hyperball.experiments.table import Entry, Experiment, cell_name
+from hyperball.experiments.table import Entry, Experiment
+from hyperball.on_disk import METRICS, RECORD, cell_name
 from hyperball.training.files import FileError
 from hyperball.training.recipe.fields import RecipeError
-from hyperball.training.record import CONDITIONS, METRICS, RECORD, Record, read_metrics, thinned
-from hyperball.verdicts import CHANCE, LOST, better, ends_at_chance, in_order, order_words
+from hyperball.training.record import CONDITIONS, Record, read_metrics, thinned
+from hyperball.verdicts import CHANCE, LOST, better, ends_at_chance, in_order, order_words, percent_of
 
 CURVE = 60  # evaluations that a record keeps
-ERRORS = {"error": "top1", "top5_error": "top5"}
 
 
 def jobs_of(
@@ -218,10 +218,9 @@ def guesses(job: Job, results: Mapping[str, Any]) -> bool:
 
 
 def values_of(metric: str, results: Sequence[dict[str, Any]]) -> tuple[float, ...]:
-    """A metric in percent, of every result that has it; "error" is 100 less top-1."""
-    name = ERRORS.get(metric, metric)
-    found = [100 * result[name] for result in results if result.get(name) is not None]
-    return tuple(100 - value for value in found) if metric in ERRORS else tuple(found)
+    """A metric in percent, of every result that has it."""
+    found = (percent_of(metric, result) for result in results)
+    return tuple(value for value in found if value is not None)
 
 
 def table(experiment: Experiment, lines: Sequence[Comparison], scale: Scale = "paper") -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -15,6 +14,7 @@ from typing import Any, Literal, get_args
 from hyperball.experiments.plan import Attacks
 from hyperball.experiments.protocols import shorter
 from hyperball.experiments.scales import COMPRESSIONS, SCALES, Scale
+from hyperball.on_disk import cell_name
 from hyperball.training.recipe import Recipe
 
 Kind = Literal["published", "control", "ours"]
@@ -63,10 +63,6 @@ class Entry:
     def name(self) -> str:
         """A name for folders: "tanh--cosine-relu"."""
         return cell_name(self.row, self.column)
-
-
-def cell_name(row: str, column: str) -> str:
-    return f"{slug(row)}--{slug(column)}"
 
 
 @dataclass(frozen=True)
@@ -188,11 +184,6 @@ def suggestion(text: str, entries: Sequence[Entry]) -> str:
     parts = {name: dict.fromkeys(getattr(entry, name) for entry in entries) for name in ("row", "column", "kind")}
     told = ", ".join(f"{name}s ({'; '.join(names)})" for name, names in parts.items())
     return f"known: {told}, and cells such as {entries[0].name}"
-
-
-def slug(text: str) -> str:
-    """Lower case, with a dash for whatever a file name should not hold."""
-    return re.sub(r"[^a-z0-9_.=+]+", "-", text.lower()).strip("-")
 
 
 @cache

@@ -9,10 +9,12 @@ import stat
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
+
+from hyperball.on_disk import deeper_than, is_number
 
 MOST_BYTES = 32 * 2**20
-LARGEST = 1e100  # what lies beyond is no measurement, and would overflow the arithmetic of an axis
+DEEPEST = 100  # levels of a record
 LONGEST = 160
 LINKED = "a link to a folder: links are not followed"
 
@@ -44,6 +46,8 @@ def read_object(path: Path) -> dict[str, Any]:
         raise
     except (ValueError, RecursionError) as error:
         raise RecordError(f"{path.name} is not whole JSON: {' '.join(str(error).split())[:LONGEST]}") from None
+    if deeper_than(tree, DEEPEST):
+        raise RecordError(f"{path.name} must be nested at most {DEEPEST} deep")
     if not isinstance(tree, dict):
         raise RecordError(f"{path.name} must hold an object, got {shown(tree)}")
     return tree
@@ -118,11 +122,6 @@ def texts(value: Any) -> tuple[str, ...]:
 def clipped_note(value: Any) -> str:
     text = str(value)
     return text if len(text) <= 4 * LONGEST else f"{text[: 4 * LONGEST - 1]}…"
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a number that a page can show."""
-    return type(value) in (float, int) and -LARGEST < value < LARGEST
 
 
 def is_share(value: Any) -> bool:

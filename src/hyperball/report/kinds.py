@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from hyperball.experiments.claims import Claim, read_claims, read_words
+from hyperball.on_disk import is_number
 from hyperball.report.files import (
     RecordError,
     all_numbers,
     check_shares,
     clipped,
     flat,
-    is_number,
     mapping,
     number_list,
     numbers,

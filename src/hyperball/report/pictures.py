@@ -7,17 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hyperball.report.files import (
-    RecordError,
-    all_numbers,
-    clipped,
-    is_number,
-    pairs,
-    same_length,
-    sequence,
-    shown,
-    texts,
-)
+from hyperball.on_disk import is_number
+from hyperball.report.files import RecordError, all_numbers, clipped, pairs, same_length, sequence, shown, texts
 
 MOST_FILTERS, LARGEST_FILTER, MOST_SERIES = 256, 64, 24
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
+from hyperball.on_disk import CHANGEABLE, DIVERGED, FORMAT, METRICS, RECIPE, RECORD, is_number
 from hyperball.report.files import (
     Place,
     RecordError,
     check_shares,
     clipped,
     flat,
-    is_number,
     mapping,
     natural,
     numbers,
@@ -29,13 +29,10 @@ from hyperball.verdicts import CLASSES, ends_at_chance
 
 __all__ = ["LeftOut", "Point", "RecordError", "Run", "Runs", "flat", "natural", "read_run", "read_runs"]
 
-RECORD, RECIPE, METRICS, CONDITIONS = "record.json", "recipe.json", "metrics.jsonl", "conditions.json"
+CONDITIONS = "conditions.json"
 RUN_FILES = (RECORD, RECIPE, METRICS)
-FORMAT = 1
 SHARES = ("top1", "top5")
 UNFINISHED = "unfinished"
-DIVERGED = "diverged"  # a record without results: the network did not converge
-CHANGEABLE = ("log.", "engine.")  # parts of a recipe that do not determine numbers
 START = "start.weights"  # a folder, which may be called otherwise elsewhere
 OPTIONS = "model.options."  # a field that one recipe lacks is a default of another version; these have none
 MOST_LINES = 80

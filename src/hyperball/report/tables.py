@@ -263,14 +263,15 @@ def accuracies(runs: Sequence[Run]) -> list[float]:
 def group_table(groups: Sequence[Group]) -> Table:
     """One row a group; the highest mean accuracy of the last iterate that is not in doubt is marked."""
     doubted = [bool(entry.doubts) or any(run.nonfinite for run in entry.counted) for entry in groups]
-    means = [statistics.fmean(found) if (found := result(g.counted, "last", "top1")) else -1.0 for g in groups]
-    best = max((mean for mean, odd in zip(means, doubted, strict=True) if not odd), default=None)
+    means = [statistics.fmean(found) if (found := result(g.counted, "last", "top1")) else None for g in groups]
+    sure = [mean for mean, odd in zip(means, doubted, strict=True) if mean is not None and not odd]
+    best = max(sure, default=None)
     rows = []
     for entry, mean, odd in zip(groups, means, doubted, strict=True):
         runs = entry.counted
         seconds = [run.timing["seconds"] for run in runs if "seconds" in run.timing]
         time = statistics.fmean(seconds) if seconds else None
-        marked = len(groups) > 1 and mean == best and not odd
+        marked = len(groups) > 1 and mean is not None and mean == best and not odd
         told = "\n".join([where(runs), *(f"doubt: {doubt.sentence}" for doubt in entry.doubts)])
         rows.append((
             Cell(entry.label, remark=warning(entry)), Cell(str(len(runs)), tip=where(runs)),

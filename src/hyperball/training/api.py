@@ -6,6 +6,7 @@ import contextlib
 from pathlib import Path
 
 from hyperball.data import Dataset
+from hyperball.on_disk import CHECKPOINTS, RECIPE, RECORD
 from hyperball.training.checkpoint import CheckpointError, saved_steps
 from hyperball.training.engine import Decision, Engine, build_engine, decide_capture, settings
 from hyperball.training.folder import check_folder, held, own_checkpoint
@@ -19,7 +20,7 @@ from hyperball.training.progress import Progress, Silent
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.fields import RecipeError
 from hyperball.training.recipe.sections import DataConfig
-from hyperball.training.record import CHECKPOINTS, RECIPE, RECORD, Record, write_recipe
+from hyperball.training.record import Record, write_recipe
 from hyperball.training.sets import Source, condition_inputs, for_evaluation, held_source, load_set
 
 

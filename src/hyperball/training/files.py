@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from hyperball.on_disk import deeper_than
+
 SUFFIXES = (".json", ".yaml", ".yml")
 DEEPEST = 50
 FLOAT = re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$")
@@ -90,7 +92,8 @@ def read_tree(path: Path) -> Any:
     if path.suffix == ".json":
         return _parsed(lambda source: json.loads(source, object_pairs_hook=_each_once), text, ValueError, "JSON")
     yaml = _yaml()
-    return _parsed(lambda source: yaml.load(source, _loader(yaml)), text, yaml.YAMLError, "YAML") or {}
+    odd = (yaml.YAMLError, ValueError, IndexError)  # the last two: scalars that only look like a date or a number
+    return _parsed(lambda source: yaml.load(source, _loader(yaml)), text, odd, "YAML") or {}
 
 
 def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -102,29 +105,18 @@ def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found
 
 
-def _parsed(read: Callable[[str], Any], text: str, failure: type[Exception], kind: str) -> Any:
+def _parsed(
+    read: Callable[[str], Any], text: str, failures: type[Exception] | tuple[type[Exception], ...], kind: str
+) -> Any:
     try:
         tree = read(text)
-    except failure as error:
+    except failures as error:
         raise FileError(f"is not valid {kind} ({' '.join(str(error).split())})") from None
     except RecursionError:
         raise FileError(f"must be nested at most {DEEPEST} deep") from None
     if deeper_than(tree, DEEPEST):
         raise FileError(f"must be nested at most {DEEPEST} deep")
     return tree
-
-
-def deeper_than(tree: Any, limit: int) -> bool:
-    """Whether mappings and lists are nested deeper, without recursion and with shared parts seen once a level."""
-    level = [tree]
-    for _ in range(limit + 1):
-        found = {
-            id(child): child
-            for item in level
-            for child in (item.values() if isinstance(item, dict) else item if isinstance(item, list) else ())
-        }
-        level = list(found.values())
-    return bool(level)
 
 
 def _check_suffix(path: Path) -> None:

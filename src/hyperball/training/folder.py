@@ -8,13 +8,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from hyperball.locks import locked
+from hyperball.on_disk import CHANGEABLE, CHECKPOINTS, RECIPE, RECORD
 from hyperball.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, saved_steps
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.fields import RecipeError
-from hyperball.training.record import CHECKPOINTS, RECIPE, RECORD, Record, has_diverged
+from hyperball.training.record import Record, has_diverged
 from hyperball.training.update.offender import NonFiniteError
 
-CHANGEABLE = ("log.", "engine.")  # parts of a recipe that a resumed run may change
 LOCK = ".training.lock"
 TORN = ".step-*.tmp"  # what `save_checkpoint` was writing
 HELD: set[int] = set()  # descriptors of the locks of this process

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from hyperball.data import Dataset
+from hyperball.on_disk import CHECKPOINTS, DIVERGED, FINISHED, METRICS, RECIPE
 from hyperball.training.assembly import assemble
 from hyperball.training.checkpoint import Checkpoint, CheckpointError, check_fit, save_checkpoint
 from hyperball.training.engine import Engine
@@ -24,17 +25,7 @@ from hyperball.training.measures.radii import summarize
 from hyperball.training.progress import EvaluationReport, Progress, RunInfo, TrainReport
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.sections import STATISTICS
-from hyperball.training.record import (
-    CHECKPOINTS,
-    DIVERGED,
-    FINISHED,
-    METRICS,
-    RECIPE,
-    MetricsLog,
-    Record,
-    environment,
-    peak_memory,
-)
+from hyperball.training.record import MetricsLog, Record, environment, peak_memory
 from hyperball.training.statistics import begin_at_first_batch, fresh_statistics
 from hyperball.training.update import optimizers
 from hyperball.training.update.offender import NonFiniteError
@@ -183,7 +174,7 @@ class Run:
         under = {name: held for name, held in self.results.pop("conditions", {}).items() if name in same}
         if under:
             self.results["conditions"] = under
-        for name in asked.keys() - under.keys():
+        for name in sorted(asked.keys() - same):
             self.note(f"the condition {name!r} is tested from step {self.step} on: its best epoch is of those alone")
 
     def note_result(self, results: dict[str, Any], metrics: Metrics) -> None:

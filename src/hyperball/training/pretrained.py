@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from hyperball.nn.learned import LearnedValue
+from hyperball.on_disk import CHECKPOINTS
 from hyperball.training.checkpoint import Checkpoint, CheckpointError, check_fit, load_checkpoint, sections_of
-from hyperball.training.record import CHECKPOINTS
 from hyperball.training.update.optimizers import RADII
 
 

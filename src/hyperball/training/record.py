@@ -19,13 +19,11 @@ import torch
 
 from hyperball._version import versions
 from hyperball.diagnose import jsonable
+from hyperball.on_disk import DIVERGED, FORMAT, RECIPE, RECORD
 from hyperball.training.files import FileError, first_line, read_tree, write_bytes, write_json
 from hyperball.training.recipe import Recipe
 
 PACKAGES = ("torch", "numpy", "lightning-fabric", "safetensors", "torchvision", "timm", "triton")
-RECORD, RECIPE, METRICS, CHECKPOINTS = "record.json", "recipe.json", "metrics.jsonl", "checkpoints"
-FORMAT = 1
-FINISHED, DIVERGED = "finished", "diverged"
 CONDITIONS = "conditions"
 Item = TypeVar("Item")
 

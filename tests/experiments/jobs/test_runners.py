@@ -59,8 +59,37 @@ class Quiet(Job):
         return ""
 
 
+@dataclass(frozen=True)
+class Behind(Job):
+    """A job that needs another one, by its name."""
+
+    after: tuple[str, ...] = ()
+
+    @property
+    def needs(self):
+        return self.after
+
+
 def jobs(tmp_path, count):
     return [Quiet(Cell(f"cell {seed}", 0, tiny_recipe()), tmp_path / str(seed)) for seed in range(count)]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0)])
+def test_nothing_is_begun_behind_a_cell_that_could_not_begin(order, tmp_path, monkeypatch):
+    def start(job, count):
+        assert job.cell.label == "a"
+        raise OSError(errno.ENOSPC, "no space left")
+
+    monkeypatch.setattr(runners, "start", start)
+    chain = [
+        Behind(Cell(name, 0, tiny_recipe()), tmp_path / name, after=after)
+        for name, after in (("a", ()), ("b", ("a/seed-0",)), ("c", ("b/seed-0",)))
+    ]
+    ends = run_local([chain[place] for place in order], 2, lambda text: None)
+    reasons = {end.job.cell.label: end.reason for end in ends}
+    assert "no space left" in reasons["a"]
+    assert reasons["b"] == f"it needs a/seed-0: {reasons['a']}"
+    assert reasons["c"] == f"it needs b/seed-0: {reasons['b']}"
 
 
 @pytest.fixture

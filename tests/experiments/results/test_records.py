@@ -20,8 +20,9 @@ from hyperball.experiments.results.broken import odd_results
 from hyperball.experiments.results.collecting import Keeper, collect, seeds_in, write_table
 from hyperball.experiments.table import Entry, Experiment, Finished, Reduction
 from hyperball.experiments.tables import trained
+from hyperball.on_disk import DIVERGED
 from hyperball.training import Recipe, evaluate, train
-from hyperball.training.record import DIVERGED, Record, read_metrics
+from hyperball.training.record import Record, read_metrics
 
 
 @pytest.fixture(scope="module")

@@ -128,9 +128,16 @@ def test_a_sweep_locates_the_budget_of_the_papers_number(place):
 
 @pytest.mark.parametrize(
     "accuracies, target, expected",
-    [([0.9, 0.5, 0.1], 0.7, 0.5), ([0.9, 0.5, 0.1], 0.1, 2.0), ([0.9, 0.5, 0.1], 0.05, None), ([0.2, 0.2], 0.2, None)],
+    [
+        ([0.9, 0.5, 0.1], 0.7, 0.5),
+        ([0.9, 0.5, 0.1], 0.1, 2.0),
+        ([0.9, 0.5, 0.1], 0.05, None),
+        ([0.9, 0.5, 0.5, 0.1], 0.5, 1.0),
+        ([0.2, 0.2, 0.1], 0.2, 0.0),
+        ([0.1, 0.2], 0.2, None),
+    ],
 )
-def test_a_crossing_lies_on_the_line_between_two_budgets(accuracies, target, expected):
+def test_a_crossing_is_the_smallest_budget_at_which_the_line_has_come_down_to_the_target(accuracies, target, expected):
     found = crossing([float(i) for i in range(len(accuracies))], accuracies, target)
     assert found == (None if expected is None else pytest.approx(expected))
 

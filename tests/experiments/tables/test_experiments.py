@@ -12,8 +12,9 @@ from hyperball.experiments.reproduce import (
     Comparison,
     jobs_of,
 )
-from hyperball.experiments.table import SCALES, published, slug
+from hyperball.experiments.table import SCALES, published
 from hyperball.experiments.tables import TABLES, TIMED, TRAINED, experiment, trained
+from hyperball.on_disk import slug
 from hyperball.training import Recipe
 
 CLASSES = {"cifar10": 10, "cifar100": 100, "modelnet40": 40, "imagenet": 1000, "imagewoof": 10, "mnist": 10}

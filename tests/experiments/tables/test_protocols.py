@@ -7,9 +7,10 @@ import torch
 
 from hyperball import models
 from hyperball.convert.heads import make_projection
-from hyperball.experiments.table import SCALES, slug
+from hyperball.experiments.table import SCALES
 from hyperball.experiments.tables import TRAINED, trained
 from hyperball.nn import RobustPool1d
+from hyperball.on_disk import slug
 from hyperball.training import Recipe
 
 

@@ -9,13 +9,14 @@ from pathlib import Path
 
 from hyperball._errors import report
 from hyperball.locks import locked
+from hyperball.on_disk import RECORD
 from hyperball.training import Recipe, train
 from hyperball.training.allocator import keep_freed_memory
 from hyperball.training.files import FileError
 from hyperball.training.folder import LOCK
 from hyperball.training.loop import Diverged
 from hyperball.training.recipe.fields import RecipeError
-from hyperball.training.record import RECORD, Record, has_diverged
+from hyperball.training.record import Record, has_diverged
 from hyperball.verdicts import ends_at_chance
 
 INPUTS = "the inputs"  # not finite, they are a mistake of the data

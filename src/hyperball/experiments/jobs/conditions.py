@@ -17,8 +17,9 @@ from hyperball import data
 from hyperball._errors import report
 from hyperball.experiments.grid import Cell
 from hyperball.experiments.jobs.runners import Job, stop_at_sigterm
-from hyperball.experiments.results.broken import is_number, leave_out, odd_metrics
+from hyperball.experiments.results.broken import leave_out, odd_metrics
 from hyperball.experiments.table import Experiment
+from hyperball.on_disk import is_number
 from hyperball.training import evaluate, read_recipe
 from hyperball.training.allocator import keep_freed_memory
 from hyperball.training.files import FileError, read_tree, write_json

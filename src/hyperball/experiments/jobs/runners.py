@@ -23,11 +23,12 @@ from hyperball.experiments.jobs.cell import train_cell
 from hyperball.experiments.jobs.failures import Room, first_sentence, length_of, lines_of, out_of_memory, write_down
 from hyperball.experiments.jobs.orphans import PRCTL, follow
 from hyperball.experiments.results.broken import damage
+from hyperball.on_disk import RECIPE, RECORD
 from hyperball.training.files import FileError, write_json
 from hyperball.training.folder import unlike
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.fields import RecipeError
-from hyperball.training.record import RECIPE, RECORD, Record, has_diverged
+from hyperball.training.record import Record, has_diverged
 
 LOG = "log.txt"
 PAUSE = 0.05
@@ -164,8 +165,8 @@ def run_local(
         seen: tuple[int, ...] = ()
         while crew.goes_on:
             if crew.state != seen:  # many cells that wait take a while to look through
+                seen = crew.state  # of before: a cell that could not begin may be what others wait for
                 crew.begin()
-                seen = crew.state
             for job in crew.look():
                 when_ended(job)
             time.sleep(PAUSE)
@@ -213,18 +214,24 @@ class Crew:
 
     def begin(self) -> None:
         """Start the first jobs whose needs are met, and end those whose needs failed."""
-        failed = {end.job.cell.name: end.reason for end in self.ends if end.reason and not end.job.is_done}
+        failed = self.failed()
         for job in list(self.waiting):
             broken = [name for name in job.needs if name in failed]
             if broken:
                 self.waiting.remove(job)
                 self.end(End(job, f"it needs {broken[0]}: {failed[broken[0]]}"))
+                failed = self.failed()  # others may need this one
                 continue
             running = [held.cell.name for held, _ in self.running]
             pending = {*running, *(other.cell.name for other in self.waiting)}
             if self.room.has_place(job.cell.name, running) and not pending & set(job.needs) and not self.is_late:
                 self.waiting.remove(job)
                 self.launch(job, running)
+                failed = self.failed()
+
+    def failed(self) -> dict[str, str]:
+        """The names of cells that ended without being done, and why."""
+        return {end.job.cell.name: end.reason for end in self.ends if end.reason and not end.job.is_done}
 
     def launch(self, job: Job, running: Sequence[str]) -> None:
         """Start a job beside those that run; one whose folder or process cannot be made ends alone."""

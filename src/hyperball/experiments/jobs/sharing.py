@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hyperball.experiments.jobs.runners import Job
+from hyperball.on_disk import RECIPE, RECORD
 from hyperball.training.files import FileError, read_tree
-from hyperball.training.record import RECIPE, RECORD, Record
+from hyperball.training.record import Record
 
 LEFT = ("conditions.json", "robustness.json", "attacks", "*.lock", "log.txt", "cell.json")  # of a run that is copied
 

@@ -6,13 +6,13 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeGuard
+from typing import Any
 
+from hyperball.on_disk import DIVERGED, RECORD, is_number
 from hyperball.training.files import FileError
-from hyperball.training.record import DIVERGED, RECORD, Record, all_results
+from hyperball.training.record import Record, all_results
 
 SHARES = ("top1", "top5")
-LARGEST = 1e100  # what lies beyond is no measurement
 
 
 @cache
@@ -27,11 +27,6 @@ def damage(folder: Path) -> str:
     except FileError as error:
         return str(error).removeprefix(f"{folder / RECORD}: ")
     return "" if record.status == DIVERGED else odd_results(record.results)
-
-
-def is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value is a number of a bearable size, which NaN is not."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and -LARGEST < value < LARGEST
 
 
 def odd_number(metrics: Any) -> str:

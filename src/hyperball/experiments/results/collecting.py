@@ -26,8 +26,9 @@ from hyperball.experiments.results.robustness_record import ROBUSTNESS
 from hyperball.experiments.scales import Scale
 from hyperball.experiments.table import Draw, Experiment
 from hyperball.experiments.tables import whole_of
+from hyperball.on_disk import METRICS, RECIPE, RECORD
 from hyperball.training.files import FileError, read_tree, write_bytes, write_json
-from hyperball.training.record import METRICS, RECIPE, RECORD, Record, encoded, read_metrics, thinned
+from hyperball.training.record import Record, encoded, read_metrics, thinned
 
 TABLE = "table.json"
 LOST = "could not keep"

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperball.experiments.claims import Claim, Evidence
-from hyperball.experiments.results.broken import is_number
 from hyperball.experiments.results.collecting import TABLE
+from hyperball.on_disk import is_number
 from hyperball.training.files import FileError, read_tree
 
 

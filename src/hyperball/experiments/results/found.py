@@ -16,7 +16,7 @@ from hyperball.experiments.results.lengths import length_rows
 from hyperball.experiments.scales import SCALES, Scale
 from hyperball.experiments.table import Experiment
 from hyperball.experiments.tables import TABLES, is_part
-from hyperball.training.record import RECORD
+from hyperball.on_disk import RECORD
 from hyperball.verdicts import AGREES, Verdict, verdict
 from hyperball.verdicts import compares as comparable
 

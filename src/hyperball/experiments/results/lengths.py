@@ -7,11 +7,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hyperball.experiments.jobs.runners import Job
-from hyperball.experiments.results.broken import is_number, leave_out
+from hyperball.experiments.results.broken import leave_out
 from hyperball.experiments.results.text import NOTHING
 from hyperball.experiments.table import Experiment
+from hyperball.on_disk import METRICS, is_number
 from hyperball.training.files import FileError
-from hyperball.training.record import METRICS, read_metrics
+from hyperball.training.record import read_metrics
 
 WORDS = {"weight_norm": "filters", "gradient_norm": "gradients"}
 HEAD = ("", *(f"{word}, {when}" for word in WORDS.values() for when in ("first", "last")), "seeds")

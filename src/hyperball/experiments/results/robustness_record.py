@@ -29,8 +29,9 @@ from hyperball.attacks import Robustness, parse
 from hyperball.attacks.battery import percent, stronger
 from hyperball.attacks.journal import from_tree, read_json, write_json
 from hyperball.experiments.plan import Part
+from hyperball.on_disk import RECORD
 from hyperball.training.files import FileError, read_tree
-from hyperball.training.record import RECORD, Record
+from hyperball.training.record import Record
 
 ROBUSTNESS = "robustness.json"
 FOLDER = "attacks"
@@ -167,10 +168,12 @@ def sweeps(run_dir: Path, part: Part, published: Mapping[str, float]) -> Iterato
 
 
 def crossing(budgets: list[float], accuracies: list[float], target: float) -> float | None:
-    """The smallest budget at which the line through the points passes the target; None where it does not."""
+    """The smallest budget at which the line through the points has come down to the target; None where it does not."""
     points = sorted(zip(budgets, accuracies, strict=True))
+    if points and points[0][1] == target:
+        return points[0][0]
     for (a, high), (b, low) in itertools.pairwise(points):
-        if high >= target >= low and high > low:
+        if high > target >= low:
             return a + (b - a) * (high - target) / (high - low)
     return None
 

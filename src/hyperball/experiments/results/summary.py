@@ -9,7 +9,8 @@ from typing import Any
 from hyperball.diagnose import jsonable
 from hyperball.experiments.jobs.runners import End, Job
 from hyperball.experiments.results.text import NOTHING, columns, spread
-from hyperball.training.record import DIVERGED, Record
+from hyperball.on_disk import DIVERGED
+from hyperball.training.record import Record
 
 METRICS = (("last", "top1"), ("first_epoch", "top1"), ("best", "top1"), ("last", "loss"))
 

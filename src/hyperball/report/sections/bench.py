@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from hyperball.on_disk import is_number
 from hyperball.report.charts import Chart, Series
-from hyperball.report.files import clipped, flat, is_number, number_list
+from hyperball.report.files import clipped, flat, number_list
 from hyperball.report.kinds import Bench, Part
 from hyperball.report.page import Bar, Bars, Section
 from hyperball.report.sections.lines import MOST_LINES, colors, first_of

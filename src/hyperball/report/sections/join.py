@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from hyperball.on_disk import cell_name
 from hyperball.report.doubts import Doubt, distinct
 from hyperball.report.files import clipped
 from hyperball.report.kinds import Number, Published, RobustCell
 from hyperball.report.records import UNFINISHED, Run
 from hyperball.report.tables import BASELINE, Group, ending, family, family_of, group
-from hyperball.verdicts import LOST
-
-ERRORS = {"error": "top1", "top5_error": "top5"}
+from hyperball.verdicts import LOST, percent_of
 
 
 @dataclass(frozen=True)
@@ -62,19 +60,6 @@ class Line:
         """Ours less the paper's."""
         known = self.number.published
         return self.mean - known if isinstance(known, int | float) and self.mean is not None else None
-
-
-def slug(text: str) -> str:
-    """A cell's part of a folder's name, as experiments write it."""
-    return re.sub(r"[^a-z0-9_.=+]+", "-", text.lower()).strip("-")
-
-
-def percent_of(metric: str, results: dict[str, float]) -> float | None:
-    """A metric in percent; errors are 100 less an accuracy."""
-    name = ERRORS.get(metric, metric)
-    if name not in results:
-        return None
-    return 100 * (1 - results[name]) if metric in ERRORS else 100 * results[name]
 
 
 class Joined:
@@ -125,11 +110,11 @@ class Joined:
     def runs_of(self, number: Number) -> tuple[list[Run], str]:
         """The runs of a cell, and the condition they were tested under where the column names one."""
         base, condition = self.split(number.column)
-        return self.cells.get(f"{slug(number.row)}--{slug(base)}", []), condition
+        return self.cells.get(cell_name(number.row, base), []), condition
 
     def place_of(self, picture: str) -> int:
         """Where the cell of a picture, such as "filters-tanh--cosine", stands in the table; last for one of no cell."""
-        names = [f"-{slug(number.row)}--{slug(number.column)}" for number in self.table.numbers]
+        names = [f"-{cell_name(number.row, number.column)}" for number in self.table.numbers]
         return next((at for at, name in enumerate(names) if picture.endswith(name)), len(names))
 
     def operator_of(self, picture: str) -> str:

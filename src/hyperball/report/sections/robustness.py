@@ -8,9 +8,10 @@ from statistics import fmean
 from typing import TypeVar
 
 from hyperball.experiments.results.text import far_apart
+from hyperball.on_disk import is_number
 from hyperball.report.charts import Chart, Series
 from hyperball.report.doubts import Doubt, counted, distinct, gathered
-from hyperball.report.files import clipped, flat, is_number
+from hyperball.report.files import clipped, flat
 from hyperball.report.folder import Found, owner, recipe_of
 from hyperball.report.kinds import Attack, Located, Published, RobustCell, Robustness
 from hyperball.report.page import Gallery, Section

@@ -8,13 +8,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
+from hyperball.on_disk import is_number
 from hyperball.report.charts import Chart, Series, apart
-from hyperball.report.files import is_number
 from hyperball.report.page import Gallery
 from hyperball.report.records import Run
 from hyperball.report.sections import lines as curves
-from hyperball.report.sections.join import ERRORS, Joined, Line
+from hyperball.report.sections.join import Joined, Line
 from hyperball.report.sections.radii import Network, radii_gallery
+from hyperball.verdicts import COMPLEMENTS
 
 MOST_COLUMNS = 4
 SHARE = re.compile(r"(?:.*, )?(\d+(?:\.\d+)?) ?%")
@@ -27,7 +28,9 @@ def convergence(joined: Joined) -> Gallery:
     columns, cut = curves.first_of(
         list(dict.fromkeys(line.number.column for line in with_runs)), MOST_COLUMNS, "columns"
     )
-    drawn = [column_charts(column, groups_of(with_runs, column), joined.table.metric in ERRORS) for column in columns]
+    drawn = [
+        column_charts(column, groups_of(with_runs, column), joined.table.metric in COMPLEMENTS) for column in columns
+    ]
     ordered = [chart for half in (slice(0, 2), slice(2, 4)) for charts in drawn for chart in charts[half]]
     charts = [chart for chart in ordered if any(len(line.points) > 1 for line in chart.series)]
     said = (f"{cut}." if cut else "", lag([run for line in with_runs for run in line.runs]))
