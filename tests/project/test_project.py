@@ -40,6 +40,7 @@ ORDER = (
     "cli",
     "__main__",
 )
+WITHIN = {"experiments": ("table", "tables", "records", "jobs", "results")}  # the same for parts of a package
 LABORATORY = ORDER[ORDER.index("data") :]
 HEAVY = {"triton", "torchvision", "timm", "matplotlib", "scipy"}
 
@@ -109,9 +110,35 @@ def imports_pointing_down(source: str, file: str) -> list[str]:
     return sorted(name for name in names if floor(name) > floor(top_level_name(file)))
 
 
+def parts_pointing_down(source: str, file: str) -> list[str]:
+    """Parts of a package that `file`, in another part of it, imports although they stand below it."""
+    package, part = (*file.removesuffix(".py").split("/"), "")[:2]
+    order = WITHIN.get(package, ())
+    dotted = [module.split(".") for module in imported_modules(ast.walk(ast.parse(source)), file)]
+    names = {module[2] for module in dotted if module[:2] == ["hyperball", package] and module[2:]}
+    return sorted(name for name in names & set(order) if part in order and order.index(name) > order.index(part))
+
+
 @pytest.mark.parametrize("file", [file for file in FILES if file != "__init__.py"])
 def test_imports_point_one_way(file):
-    assert imports_pointing_down((PACKAGE / file).read_text(), file) == []
+    source = (PACKAGE / file).read_text()
+    assert imports_pointing_down(source, file) == []
+    assert parts_pointing_down(source, file) == []
+
+
+@pytest.mark.parametrize(
+    "file, source, expected",
+    [
+        ("experiments/jobs/crew.py", "from hyperball.experiments.results.found import Found", ["results"]),
+        ("experiments/jobs/crew.py", "from hyperball.experiments.records.broken import damage", []),
+        ("experiments/jobs/crew.py", "from hyperball.experiments import results", ["results"]),
+        ("experiments/records/broken.py", "from ..jobs import job", ["jobs"]),
+        ("experiments/table.py", "from hyperball.experiments.jobs.job import Job", ["jobs"]),
+        ("experiments/demo.py", "from hyperball.experiments.jobs.job import Job", []),
+    ],
+)
+def test_imports_pointing_down_within_a_package_are_found(file, source, expected):
+    assert parts_pointing_down(source, file) == expected
 
 
 @pytest.mark.parametrize(

@@ -15,9 +15,9 @@ from report_cases import (
     write,
 )
 
-from hyperball.experiments.reproduce import Comparison
+from hyperball.experiments.results.comparison import Comparison
 from hyperball.experiments.results.details import attack_cell
-from hyperball.experiments.results.text import part_of
+from hyperball.experiments.text import part_of
 from hyperball.report import read_folder
 from hyperball.report.kinds import Published, RobustCell
 from hyperball.report.sections.join import Joined

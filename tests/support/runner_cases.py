@@ -5,7 +5,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hyperball.experiments.jobs import runners
+from hyperball.experiments.jobs.job import Job
 from hyperball.training.files import write_json
 
 RECORD = """
@@ -36,7 +36,7 @@ time.sleep(120)
 
 
 class FakeCells:
-    """Stands in for `runners.start`: each cell writes a record, unless `scripts` has another text for its magnitude.
+    """Stands in for `crew.start`: each cell writes a record, unless `scripts` has another text for its magnitude.
 
     Its further tests write a condition, unless `tests` has another text.
     """
@@ -46,7 +46,7 @@ class FakeCells:
         self.tests: dict[str, str] = {}
         self.started: list[str] = []
 
-    def __call__(self, job: runners.Job, count: int) -> subprocess.Popen:
+    def __call__(self, job: Job, count: int) -> subprocess.Popen:
         write_json(job.folder / "cell.json", job.cell.recipe.to_dict())
         self.started.append(job.cell.name)
         scripts, usual = (self.scripts, RECORD) if job.trains else (self.tests, TESTED)
@@ -55,7 +55,7 @@ class FakeCells:
             return subprocess.Popen([sys.executable, "-S", "-c", script, str(job.folder)], stdout=log, stderr=log)
 
 
-def write_run(job: runners.Job, top1: float = 0.75) -> Path:
+def write_run(job: Job, top1: float = 0.75) -> Path:
     """The folder of a finished run: recipe, record and metrics, without weights."""
     last = {"top1": top1, "samples": 20, "epoch": 1.0, "step": 4}
     tree = {

@@ -8,7 +8,7 @@ import torch
 from training_cases import losses, same, weights, write_images
 
 from hyperball import data
-from hyperball.experiments.results.broken import odd_results
+from hyperball.experiments.records.broken import odd_results
 from hyperball.training import Recipe, RecipeError, evaluate, resume, sets, train
 from hyperball.training.files import FileError, read_tree, write_json
 from hyperball.training.measures.evaluation import Evaluator

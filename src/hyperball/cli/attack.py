@@ -4,21 +4,18 @@ from __future__ import annotations
 
 import json
 import re
-import signal
 import sys
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from hyperball._errors import Terminated
+from hyperball._signals import terminable
 from hyperball.attacks import (
     Attack,
     Curve,
@@ -175,23 +172,6 @@ def check_sweep(subject: Subject, sweep: Attack, norm: str) -> None:
     """Refuse a curve whose attack lacks something."""
     inputs, labels = subject.inputs[:2], subject.labels[:2]
     check_attack(make_bench(subject.model, inputs, labels, epsilon=0.0, norm=norm, source=subject.source), sweep)
-
-
-def terminate(number: int, frame: FrameType | None) -> None:
-    raise Terminated
-
-
-@contextmanager
-def terminable() -> Iterator[None]:
-    """SIGTERM ends the block as Ctrl-C does, with all that it leaves in order."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, terminate)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from types import FrameType
 from typing import TYPE_CHECKING
 
 from hyperball._errors import INTERRUPTED, TERMINATED, Terminated
+from hyperball._signals import terminable
 from hyperball.cli.parsing import UsageError, parser
 
 if TYPE_CHECKING:
-    from hyperball.experiments.jobs.runners import End, Job
+    from hyperball.experiments.jobs.ends import End
+    from hyperball.experiments.jobs.job import Job
 
 
 def grid(given: Sequence[str]) -> int:
@@ -34,7 +34,7 @@ def grid(given: Sequence[str]) -> int:
     if own.jobs < 1:
         raise UsageError(f"--jobs must be >= 1, got {own.jobs}")
     from hyperball.experiments.grid import read_grid
-    from hyperball.experiments.jobs.runners import Job
+    from hyperball.experiments.jobs.job import Job
 
     out = Path(own.out) if own.out else Path("runs") / Path(own.file).stem
     jobs = [Job(cell, out / cell.name, own.data_root, own.accelerator) for cell in read_grid(own.file)]
@@ -48,7 +48,8 @@ def grid(given: Sequence[str]) -> int:
 
 def run(jobs: Sequence[Job], waiting: Sequence[Job], own: argparse.Namespace, out: Path) -> int:
     """Train what waits, and sum up all."""
-    from hyperball.experiments.jobs.runners import run_local, run_ray
+    from hyperball.experiments.jobs.crew import run_local
+    from hyperball.experiments.jobs.ray_tasks import run_ray
     from hyperball.experiments.results.summary import summarize, table
     from hyperball.training.files import write_json
 
@@ -64,23 +65,14 @@ def run(jobs: Sequence[Job], waiting: Sequence[Job], own: argparse.Namespace, ou
 
 def until_stopped(work: Callable[[], int]) -> int:
     """The exit code of work that SIGTERM stops as Ctrl-C does: 143 in place of 130 where SIGTERM came."""
-    terminated = False
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        nonlocal terminated
-        terminated = True
-        raise Terminated
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        code = work()
-    except KeyboardInterrupt:
-        if terminated:
-            raise Terminated from None
-        raise
-    finally:
-        signal.signal(signal.SIGTERM, before)
-    return TERMINATED if terminated and code == INTERRUPTED else code
+    with terminable() as was_terminated:
+        try:
+            code = work()
+        except KeyboardInterrupt:
+            if was_terminated():
+                raise Terminated from None
+            raise
+        return TERMINATED if was_terminated() and code == INTERRUPTED else code
 
 
 def speak(text: str) -> None:

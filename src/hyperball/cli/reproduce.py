@@ -21,7 +21,8 @@ from hyperball.experiments.scales import SCALES, Scale
 MOST_SEEDS = 1000
 
 if TYPE_CHECKING:
-    from hyperball.experiments.jobs.runners import End, Job
+    from hyperball.experiments.jobs.ends import End
+    from hyperball.experiments.jobs.job import Job
     from hyperball.experiments.runtime import Timing
     from hyperball.experiments.table import Experiment
 
@@ -150,18 +151,19 @@ def say_times(name: str, text: str) -> int:
 
 def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: float) -> int:
     """Train what is not done, test, draw, compare, and keep."""
-    from hyperball.experiments import reproduce as work
+    from hyperball._signals import shielded
     from hyperball.experiments.jobs.attack_jobs import with_attacks
     from hyperball.experiments.jobs.conditions import with_conditions
+    from hyperball.experiments.jobs.crew import run_local
     from hyperball.experiments.jobs.lacking import lacking
-    from hyperball.experiments.jobs.runners import run_local, shielded
+    from hyperball.experiments.jobs.of_table import check_data, jobs_of
     from hyperball.experiments.jobs.sharing import take_over
     from hyperball.experiments.results.collecting import Keeper
 
     table = whole.select(chosen(own.cells, whole)).at(own.scale)
     out, kept = Path(own.out) / folder, Path(own.collect) / folder if own.collect else None
     seeds = range(own.first_seed, own.first_seed + own.seeds)
-    jobs = work.jobs_of(table, seeds, out, own.data_root, own.accelerator)
+    jobs = jobs_of(table, seeds, out, own.data_root, own.accelerator)
     asked = with_conditions(table, with_attacks(table, jobs, seeds))
     everything, stuck = lacking(asked, out, kept) if own.missing and kept is not None else (asked, [])
     for taken in [] if own.dry_run else take_over(everything, out):
@@ -172,7 +174,7 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
         print(f"left out, as {kept} has them: {counted(left_out)}", flush=True)
     if own.dry_run:
         return say_rest([], [], stuck, True)
-    work.check_data(waiting)
+    check_data(waiting)
     keeper = Keeper(whole.at(own.scale), own.scale, out, kept)
 
     def keep(ended: Job) -> None:
@@ -188,7 +190,7 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
     drawn = draw_all(whole, own, out, time.monotonic() if stopped else over)
     with shielded():
         keeper.keep_all(everything)
-    say_table(table, own.scale, work.jobs_of(table, seeds, kept) if own.missing and kept is not None else jobs)
+    say_table(table, own.scale, jobs_of(table, seeds, kept) if own.missing and kept is not None else jobs)
     code = max(say_rest(everything, ends, stuck, drawn), FAILED if keeper.has_lost else 0)
     if stopped or not (drawn or time.monotonic() >= over):
         raise KeyboardInterrupt  # no other table is begun
@@ -218,7 +220,7 @@ def counted(jobs: Sequence[Job]) -> str:
 def draw_all(whole: Experiment, own: argparse.Namespace, out: Path, over: float) -> bool:
     """Draw the pictures of a table until the time is over or Ctrl-C; whether all are drawn."""
     from hyperball.experiments.jobs.drawing import draw
-    from hyperball.experiments.reproduce import jobs_of
+    from hyperball.experiments.jobs.of_table import jobs_of
     from hyperball.experiments.results.collecting import seeds_in
     from hyperball.experiments.tables import whole_of
 
@@ -230,12 +232,12 @@ def draw_all(whole: Experiment, own: argparse.Namespace, out: Path, over: float)
 
 def say_table(table: Experiment, scale: Scale, jobs: Sequence[Job]) -> None:
     """Print the cells of a command beside the paper's, and what to know when reading them."""
-    from hyperball.experiments import reproduce as work
-    from hyperball.experiments.jobs.attack_jobs import doubts_of
+    from hyperball.experiments.results import comparison
 
-    lines = work.compare(table, jobs)
-    print(f"\n{work.table(table, lines, scale)}")
-    print("\n".join([*doubts_of(table, jobs), *(f"note: {note}" for note in work.notes_of(table, lines))]))
+    lines = comparison.compare(table, jobs)
+    print(f"\n{comparison.table(table, lines, scale)}")
+    notes = (f"note: {note}" for note in comparison.notes_of(table, lines))
+    print("\n".join([*comparison.doubts_of(table, jobs), *notes]))
 
 
 def say_rest(jobs: Sequence[Job], ends: Sequence[End], stuck: Sequence[End], drawn: bool) -> int:

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, get_args
 
-from hyperball.experiments.results.text import seed_words
+from hyperball.experiments.text import seed_words
 
 Standing = Literal["holds", "in part", "does not hold", "not decided"]
 VERDICTS: tuple[Standing, ...] = get_args(Standing)

@@ -12,9 +12,9 @@ from typing import Any
 
 import torch
 
-from hyperball.experiments.jobs.devices import device_of
-from hyperball.experiments.results.text import NOTHING, columns
+from hyperball.experiments.devices import device_of
 from hyperball.experiments.scales import Scale
+from hyperball.experiments.text import NOTHING, columns
 from hyperball.training.files import FileError, read_tree, write_json
 from hyperball.training.record import environment
 

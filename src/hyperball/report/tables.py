@@ -9,8 +9,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from hyperball.experiments.results.text import SCATTERED
-from hyperball.experiments.results.text import spread as over_seeds
+from hyperball.experiments.text import SCATTERED
+from hyperball.experiments.text import spread as over_seeds
 from hyperball.report.doubts import Doubt
 from hyperball.report.drawing.svg import Safe
 from hyperball.report.files import clipped, flat

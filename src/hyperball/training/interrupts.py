@@ -30,7 +30,7 @@ class ProcessLost(RuntimeError):
         self.command = command
 
 
-LOST = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
+PEER_GONE = ("Connection closed by peer", "Connection reset by peer", "Broken pipe", "remote process exited")
 
 
 @contextlib.contextmanager
@@ -39,7 +39,7 @@ def together(command: str, processes: int) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        found = [text for text in LOST if text.lower() in str(error).lower()]
+        found = [text for text in PEER_GONE if text.lower() in str(error).lower()]
         if processes == 1 or not found:
             raise
         raise ProcessLost(command, found[0].lower()) from None

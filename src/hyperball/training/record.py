@@ -22,6 +22,7 @@ from hyperball.diagnose import jsonable
 from hyperball.on_disk import DIVERGED, FORMAT, RECIPE, RECORD
 from hyperball.training.files import FileError, first_line, read_tree, write_bytes, write_json
 from hyperball.training.recipe import Recipe
+from hyperball.verdicts import ends_at_chance
 
 PACKAGES = ("torch", "numpy", "lightning-fabric", "safetensors", "torchvision", "timm", "triton")
 CONDITIONS = "conditions"
@@ -52,6 +53,12 @@ class Record:
     experiment: dict[str, Any] = field(default_factory=dict)
     curve: list[list[float]] = field(default_factory=list)
     failure: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_at_chance(self) -> bool:
+        """Whether the network ended no better than guessing, which the papers too call not converging."""
+        about = self.recipe.get("data") or {}
+        return ends_at_chance(about.get("name"), self.results.get("last") or {}, about.get("test_size"))
 
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)

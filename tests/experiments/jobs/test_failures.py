@@ -10,7 +10,9 @@ from runner_cases import RECORD, FakeCells
 
 from hyperball.cli import main
 from hyperball.experiments.grid import Cell
-from hyperball.experiments.jobs import runners
+from hyperball.experiments.jobs import crew
+from hyperball.experiments.jobs.crew import UNTRIED, run_local
+from hyperball.experiments.jobs.ends import UNSAVED, ended, reason_of
 from hyperball.experiments.jobs.failures import (
     LONGEST,
     TRIES,
@@ -20,7 +22,7 @@ from hyperball.experiments.jobs.failures import (
     out_of_memory,
     write_down,
 )
-from hyperball.experiments.jobs.runners import UNSAVED, UNTRIED, Job, ended, reason_of, run_local
+from hyperball.experiments.jobs.job import LOG, Job
 
 PROCESSES = "".join(f" Process {number} has 6.30 GiB memory in use." for number in range(3000, 3016))
 MEMORY = (
@@ -87,7 +89,7 @@ def job_in(folder, text=""):
 def test_the_reason_is_short_and_the_log_whole(code, tmp_path):
     end = ended(job_in(tmp_path, f"Traceback\n{MEMORY}\n[W] a warning at exit\n"), code)
     assert (end.reason, end.full, end.interrupted) == (SAID, True, False)
-    assert MEMORY in (tmp_path / runners.LOG).read_text()
+    assert MEMORY in (tmp_path / LOG).read_text()
     error = RuntimeError(f"CUDA out of memory. {PROCESSES}")
     assert reason_of(error) == "RuntimeError: CUDA out of memory."
     job = job_in(tmp_path)
@@ -195,16 +197,16 @@ class Quiet(Job):
         return ""
 
 
-def crew(monkeypatch, tmp_path, cells, places):
+def side_by_side(monkeypatch, tmp_path, cells, places):
     device = Device(places)
-    monkeypatch.setattr(runners, "time", device)
-    monkeypatch.setattr(runners, "start", device.start)
+    monkeypatch.setattr(crew, "time", device)
+    monkeypatch.setattr(crew, "start", device.start)
     return device, [Quiet(Cell(f"cell {n}", 0, tiny_recipe()), tmp_path / str(n)) for n in range(cells)]
 
 
 @pytest.mark.parametrize("cells, count, places", [(16, 16, 10), (40, 16, 10), (16, 16, 1), (3, 2, 1), (8, 8, 3)])
 def test_all_cells_end_well_on_a_device_with_room_for_fewer(cells, count, places, monkeypatch, tmp_path):
-    device, jobs = crew(monkeypatch, tmp_path, cells, places)
+    device, jobs = side_by_side(monkeypatch, tmp_path, cells, places)
     said, kept = [], []
     ends = run_local(jobs, count, said.append, None, kept.append)
     assert sorted(end.job.cell.name for end in ends) == sorted(job.cell.name for job in kept)
@@ -220,7 +222,7 @@ def test_all_cells_end_well_on_a_device_with_room_for_fewer(cells, count, places
 
 
 def test_who_is_tried_again_waits_for_the_others(monkeypatch, tmp_path):
-    device, jobs = crew(monkeypatch, tmp_path, 5, 1)
+    device, jobs = side_by_side(monkeypatch, tmp_path, 5, 1)
     said = []
     run_local(jobs, 2, said.append)
     assert said[0] == "cell_0/seed-0: no memory beside 1 more; it is tried again later, by itself"
@@ -229,7 +231,7 @@ def test_who_is_tried_again_waits_for_the_others(monkeypatch, tmp_path):
 
 
 def test_a_try_counts_into_the_time(monkeypatch, tmp_path):
-    device, jobs = crew(monkeypatch, tmp_path, 2, 1)
+    device, jobs = side_by_side(monkeypatch, tmp_path, 2, 1)
     ends = run_local(jobs, 2, lambda text: None, 70)
     assert device.now <= 71
     assert [(end.reason, end.interrupted) for end in ends] == [(UNSAVED, True), (UNTRIED, True)]
@@ -238,7 +240,7 @@ def test_a_try_counts_into_the_time(monkeypatch, tmp_path):
 @pytest.fixture
 def cells(monkeypatch):
     made = FakeCells({})
-    monkeypatch.setattr(runners, "start", made)
+    monkeypatch.setattr(crew, "start", made)
     monkeypatch.setattr(signal, "signal", lambda *arguments: None)
     return made
 
@@ -265,5 +267,5 @@ def test_a_cell_that_never_finds_memory_is_not_tried_for_ever(cells, tmp_path, c
     assert main(write_grid(tmp_path, ["tanh", "ball", "sphere"])) == 1
     assert capsys.readouterr().err == f"not done: magnitude=tanh/seed-0: {SAID}\n"
     assert cells.started.count("magnitude=tanh/seed-0") == 2  # the second time, by itself
-    log = (tmp_path / "out" / "magnitude=tanh" / "seed-0" / runners.LOG).read_text()
+    log = (tmp_path / "out" / "magnitude=tanh" / "seed-0" / LOG).read_text()
     assert log.count(MEMORY) == 2

@@ -17,8 +17,10 @@ from hyperball.cli import main
 from hyperball.experiments import grid as grid_module
 from hyperball.experiments import tables
 from hyperball.experiments.grid import GridError, expand, read_grid
-from hyperball.experiments.jobs import runners
+from hyperball.experiments.jobs import crew
 from hyperball.experiments.jobs.cell import main as cell_main
+from hyperball.experiments.jobs.ends import End, ended
+from hyperball.experiments.jobs.job import LOG, Job
 from hyperball.experiments.results.summary import summarize
 from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.training import Recipe
@@ -141,7 +143,7 @@ CRASHES = {
 def fake_cells(monkeypatch):
     """Cells that take no time: each writes a record, except for those in the dictionary."""
     cells = FakeCells(CRASHES)
-    monkeypatch.setattr(runners, "start", cells)
+    monkeypatch.setattr(crew, "start", cells)
     return cells.scripts, cells.started
 
 
@@ -205,9 +207,9 @@ def test_a_cell_that_claims_to_be_done_is_looked_at(fake_cells, tmp_path, capsys
     assert main(["grid", str(grid), "--out", str(out)]) == 0
     crashes["tanh"] = ""  # ends well and does nothing
     other_recipe(grid, epochs=2)
-    (job,) = [runners.Job(cell, out / cell.name) for cell in read_grid(grid)]
+    (job,) = [Job(cell, out / cell.name) for cell in read_grid(grid)]
     assert "`epochs` is 1 there and 2 here" in job.missing()
-    assert summarize([job], [runners.End(job)])["done"] == 0
+    assert summarize([job], [End(job)])["done"] == 0
     assert main(["grid", str(grid), "--out", str(out)]) == 1
     assert "`epochs` is 1 there and 2 here" in capsys.readouterr().err
 
@@ -294,7 +296,7 @@ def test_an_interruption_stops_every_cell_and_says_how_to_go_on(
             signal.raise_signal(number)
         os.sched_yield()
 
-    monkeypatch.setattr(runners.time, "sleep", pause)
+    monkeypatch.setattr(crew.time, "sleep", pause)
     assert main(["grid", str(grid), "--out", str(out)]) == code
     assert signal.getsignal(signal.SIGTERM) is before
     captured = capsys.readouterr()
@@ -312,14 +314,14 @@ MISTAKES = {
 def test_a_cell_fails_with_one_line_in_the_words_of_the_command_line(changes, message, code, tmp_path, capsys):
     (cell,) = expand({"base": "digits", "overrides": {**SMALL, "data.train_size": None, "epochs": 3, **changes}})
     cell.recipe.to_file(tmp_path / "cell.json")
-    job = runners.Job(cell, tmp_path / "run")
+    job = Job(cell, tmp_path / "run")
     assert cell_main([str(tmp_path / "cell.json"), str(job.folder), str(tmp_path / "nowhere"), "cpu"]) == code
     errors = capsys.readouterr().err
     assert errors.count("\n") == 1
     assert message in errors
     job.folder.mkdir(exist_ok=True)
-    (job.folder / runners.LOG).write_text(errors)
-    assert runners.ended(job, code).reason == errors.strip()
+    (job.folder / LOG).write_text(errors)
+    assert ended(job, code).reason == errors.strip()
 
 
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(SOURCE)}

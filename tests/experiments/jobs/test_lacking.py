@@ -15,8 +15,8 @@ from hyperball.experiments import tables
 from hyperball.experiments.jobs.attack_jobs import with_attacks
 from hyperball.experiments.jobs.conditions import with_conditions
 from hyperball.experiments.jobs.lacking import lacking
+from hyperball.experiments.jobs.of_table import jobs_of
 from hyperball.experiments.plan import Attacks, Part
-from hyperball.experiments.reproduce import jobs_of
 from hyperball.experiments.table import Entry
 from hyperball.training.files import write_json
 

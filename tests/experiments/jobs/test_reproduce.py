@@ -12,7 +12,7 @@ from runner_cases import FakeCells
 from hyperball import data
 from hyperball.cli import main
 from hyperball.experiments import runtime, tables
-from hyperball.experiments.jobs import runners
+from hyperball.experiments.jobs import crew
 from hyperball.experiments.pictures import convergence
 from hyperball.experiments.results import markdown
 from hyperball.experiments.runtime import Subject, Timing
@@ -93,7 +93,7 @@ def test_a_gpu_that_is_not_there_is_one_mistake_before_any_cell_is_begun(tiny, t
 
 def test_cells_that_need_a_gpu_are_one_mistake_before_any_is_begun(tmp_path, capsys, monkeypatch):
     cells = FakeCells({})
-    monkeypatch.setattr(runners, "start", cells)
+    monkeypatch.setattr(crew, "start", cells)
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     assert main(["reproduce", "pooling-test-outliers", "--out", str(tmp_path / "runs")]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -105,7 +105,7 @@ def test_cells_that_need_a_gpu_are_one_mistake_before_any_is_begun(tmp_path, cap
 @pytest.mark.parametrize("option", ["--out", "--collect"])
 def test_a_folder_that_cannot_be_made_is_refused_before_any_cell_is_begun(option, tiny, tmp_path, capsys, monkeypatch):
     cells = FakeCells({})
-    monkeypatch.setattr(runners, "start", cells)
+    monkeypatch.setattr(crew, "start", cells)
     (tmp_path / "file").touch()
     folders = {"--out": tmp_path / "runs", "--collect": tmp_path / "kept", option: tmp_path / "file"}
     command = ["reproduce", "tiny", *(str(part) for pair in folders.items() for part in pair)]
@@ -184,7 +184,7 @@ def test_markdown_of_tables_that_are_named_is_theirs(tiny, tmp_path, capsys):
 
 @pytest.mark.parametrize("scale", ["quick", "half"])
 def test_collecting_a_part_of_a_table_keeps_the_curves_of_the_rest(tiny, scale, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(runners, "start", FakeCells({}))
+    monkeypatch.setattr(crew, "start", FakeCells({}))
     drawn = replace(tiny, draws=(convergence,))
     monkeypatch.setitem(tables.TABLES, "tiny", lambda: drawn)
     figure = replace(drawn, name="figure", title="A figure", entries=drawn.entries[1:], family="tiny")

@@ -12,12 +12,13 @@ from runner_cases import RECORD, SAVES, FakeCells, write_run
 
 from hyperball.cli import main
 from hyperball.experiments import tables
-from hyperball.experiments.jobs import runners
-from hyperball.experiments.jobs.conditions import CONDITIONS
+from hyperball.experiments.jobs import crew
+from hyperball.experiments.jobs.of_table import jobs_of
 from hyperball.experiments.pictures import convergence
-from hyperball.experiments.reproduce import compare, jobs_of, table
+from hyperball.experiments.records.conditions import CONDITIONS
 from hyperball.experiments.results import markdown
 from hyperball.experiments.results.collecting import collect, write_table
+from hyperball.experiments.results.comparison import compare, table
 from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.report import read_folder
 from hyperball.training.checkpoint import CheckpointError
@@ -49,7 +50,7 @@ def trio(monkeypatch) -> Experiment:
 def cells(monkeypatch):
     """Cells that take no time."""
     made = FakeCells({})
-    monkeypatch.setattr(runners, "start", made)
+    monkeypatch.setattr(crew, "start", made)
     return made
 
 
@@ -145,7 +146,7 @@ def test_each_cell_is_kept_as_it_ends(trio, cells, tmp_path, monkeypatch):
         found.append(kept(tmp_path, "record.json"))
         return cells(job, count)
 
-    monkeypatch.setattr(runners, "start", start)
+    monkeypatch.setattr(crew, "start", start)
     assert main(command(tmp_path)) == 0
     assert found[::2] == [[], ["tanh--clean"], ["ball--clean", "tanh--clean"]]
     assert found[1::2] == [*found[2::2], ["ball--clean", "sphere--clean", "tanh--clean"]]
@@ -169,7 +170,7 @@ def test_the_end_of_the_time_lets_cells_save_themselves_and_keeps_the_others(
         def sleep(self, seconds):
             os.sched_yield()
 
-    monkeypatch.setattr(runners, "time", Clock())
+    monkeypatch.setattr(crew, "time", Clock())
     monkeypatch.setattr("hyperball.cli.reproduce.time", Clock())
     assert main(command(tmp_path, "--time-limit", "5000")) == 130
     assert (running / "saved").exists()

@@ -8,8 +8,9 @@ from experiment_cases import tiny_recipe, tiny_table, write_record
 
 from hyperball.cli import main
 from hyperball.experiments import tables
+from hyperball.experiments.jobs.of_table import jobs_of
 from hyperball.experiments.jobs.sharing import take_over
-from hyperball.experiments.reproduce import annotate, jobs_of
+from hyperball.experiments.results.annotation import annotate
 from hyperball.experiments.table import Entry
 from hyperball.experiments.tables import trained
 from hyperball.training.files import write_json

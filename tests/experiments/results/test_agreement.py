@@ -8,10 +8,11 @@ import pytest
 from experiment_cases import tiny_recipe, tiny_table, write_record
 
 from hyperball.experiments import tables
+from hyperball.experiments.jobs.of_table import jobs_of
 from hyperball.experiments.pictures import convergence
-from hyperball.experiments.reproduce import as_data, compare, jobs_of, table
 from hyperball.experiments.results import markdown
 from hyperball.experiments.results.collecting import keep_pictures, write_table
+from hyperball.experiments.results.comparison import as_data, compare, table
 from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.report import read_folder
 from hyperball.report.results import results_page

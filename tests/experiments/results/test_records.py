@@ -11,13 +11,16 @@ import torch
 from experiment_cases import tiny_recipe, tiny_table
 
 from hyperball.experiments.jobs import conditions
-from hyperball.experiments.jobs.conditions import conditions_in, with_conditions
+from hyperball.experiments.jobs.conditions import with_conditions
 from hyperball.experiments.jobs.drawing import draw
-from hyperball.experiments.jobs.runners import Job
+from hyperball.experiments.jobs.job import Job
+from hyperball.experiments.jobs.of_table import Follower, jobs_of
 from hyperball.experiments.pictures import errors_under_conditions, under_conditions
-from hyperball.experiments.reproduce import Follower, annotate, as_data, compare, jobs_of, table
-from hyperball.experiments.results.broken import odd_results
+from hyperball.experiments.records.broken import odd_results
+from hyperball.experiments.records.conditions import conditions_in
+from hyperball.experiments.results.annotation import annotate
 from hyperball.experiments.results.collecting import Keeper, collect, seeds_in, write_table
+from hyperball.experiments.results.comparison import as_data, compare, table
 from hyperball.experiments.table import Entry, Experiment, Finished, Reduction
 from hyperball.experiments.tables import trained
 from hyperball.on_disk import DIVERGED

@@ -8,22 +8,26 @@ from dataclasses import replace
 import pytest
 from places import ROOT
 
+from hyperball import verdicts
+
 pytest.importorskip("lightning_fabric")
 
 from hyperball.attacks import RecordError, evaluate_robustness
 from hyperball.experiments.grid import Cell
 from hyperball.experiments.jobs import attacked
-from hyperball.experiments.jobs.attack_jobs import attack_jobs, doubts_of, source_job, with_attacks
-from hyperball.experiments.jobs.attack_state import is_done
+from hyperball.experiments.jobs.attack_jobs import attack_jobs, source_job, with_attacks
 from hyperball.experiments.jobs.attacked import AttackJob, attack_cell
 from hyperball.experiments.jobs.cell import train_cell
-from hyperball.experiments.jobs.runners import Job, run_local
+from hyperball.experiments.jobs.crew import run_local
+from hyperball.experiments.jobs.job import Job
+from hyperball.experiments.jobs.of_table import jobs_of
 from hyperball.experiments.plan import Attacks, Part
-from hyperball.experiments.reproduce import compare, jobs_of, table
+from hyperball.experiments.records.attack_state import is_done
+from hyperball.experiments.records.robust_numbers import attacked_numbers, counted
+from hyperball.experiments.records.robustness import crossing, packed, unpacked
 from hyperball.experiments.results.collecting import collect
+from hyperball.experiments.results.comparison import compare, doubts_of, table
 from hyperball.experiments.results.markdown import fill
-from hyperball.experiments.results.robust_numbers import attacked_numbers, counted
-from hyperball.experiments.results.robustness_record import crossing, packed, unpacked
 from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.experiments.tables import TABLES
 from hyperball.experiments.tables.dcnet import table7, table8
@@ -194,6 +198,21 @@ def test_the_table_prints_attacks_doubts_and_budgets(place):
     assert any(text.startswith("budget: baseline, natural: fgsm gives the paper's 45.0 %") for text in texts)
     said = [doubt for job in jobs for doubt in record(job)["doubts"]]
     assert len([text for text in texts if text.startswith("doubt: ")]) == len(said)
+
+
+def test_doubts_are_of_the_networks_in_the_numbers_alone(place, tmp_path, monkeypatch):
+    _, _, everything = place
+    collect(everything, tmp_path)
+    kept = jobs_of(TABLE, [0], tmp_path)
+    assert any("baseline, natural" in text for text in doubts_of(TABLE, kept))
+    monkeypatch.setitem(verdicts.CLASSES, RECIPE.data.name, 10)
+    held = json.loads((kept[0].folder / "record.json").read_text())
+    held["results"]["last"]["top1"] = 0.1
+    (kept[0].folder / "record.json").write_text(json.dumps(held))
+    assert next(line.diverged for line in compare(TABLE, kept) if line.row == "baseline") == (0,)
+    texts = doubts_of(TABLE, kept)
+    assert texts
+    assert not any("baseline, natural" in text for text in texts)
 
 
 def test_sentences_that_differ_in_numbers_alone_are_said_once():

@@ -16,8 +16,8 @@ from hyperball.attacks.curves import rises
 from hyperball.attacks.methods.task import Verdict
 from hyperball.cli import main
 from hyperball.experiments.plan import Attacks, Part
-from hyperball.experiments.results.robust_numbers import Attacked, budgets, clean_words, located
-from hyperball.experiments.results.robustness_record import assembled, packed, part_path, worst_case
+from hyperball.experiments.records.robust_numbers import Attacked, budgets, clean_words, located
+from hyperball.experiments.records.robustness import assembled, packed, part_path, worst_case
 from hyperball.training import Recipe
 
 RECORDS = sorted((ROOT / "results" / "dcnet-robustness-quarter").glob("*/seed-*/robustness.json"))

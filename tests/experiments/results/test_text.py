@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from hyperball.experiments.results.text import spread
+from hyperball.experiments.text import spread
 from hyperball.verdicts import in_order, order_words
 
 

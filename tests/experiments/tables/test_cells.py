@@ -6,10 +6,12 @@ import signal
 
 import pytest
 
+from hyperball._signals import shielded
 from hyperball.cli import main
 from hyperball.experiments.grid import expand
-from hyperball.experiments.jobs import runners
 from hyperball.experiments.jobs.cell import main as cell_main
+from hyperball.experiments.jobs.ends import End, told
+from hyperball.experiments.jobs.job import Job
 from hyperball.experiments.results.summary import summarize, table
 
 SMALL = {"epochs": 1, "batch_size": 50, "data.train_size": 100, "data.test_size": 50}
@@ -18,7 +20,7 @@ SMALL = {"epochs": 1, "batch_size": 50, "data.train_size": 100, "data.test_size"
 def diverging(tmp_path, **changes):
     (cell,) = expand({"base": "digits", "overrides": {**SMALL, "epochs": 3, **changes}})
     cell.recipe.to_file(tmp_path / "cell.json")
-    return runners.Job(cell, tmp_path / "run"), [str(tmp_path / "cell.json"), str(tmp_path / "run"), "", "cpu"]
+    return Job(cell, tmp_path / "run"), [str(tmp_path / "cell.json"), str(tmp_path / "run"), "", "cpu"]
 
 
 def test_a_network_that_does_not_converge_is_a_result_and_not_trained_again(tmp_path, capsys):
@@ -31,7 +33,7 @@ def test_a_network_that_does_not_converge_is_a_result_and_not_trained_again(tmp_
     assert tree["failure"]["where"]
     assert job.is_done
     assert job.diverged
-    assert runners.told(runners.End(job), 1, 1).endswith("did not converge")
+    assert told(End(job), 1, 1).endswith("did not converge")
     summary = summarize([job], [])
     assert (summary["done"], summary["results"][0]["diverged"]) == (1, [0])
     assert "N/C" in table(summary)
@@ -78,7 +80,7 @@ def test_training_removes_what_a_killed_one_left_of_a_checkpoint(tmp_path):
 
 
 def test_a_second_interruption_while_cells_save_themselves_is_not_heard():
-    with runners.shielded():
+    with shielded():
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGTERM)
     with pytest.raises(KeyboardInterrupt):

@@ -7,11 +7,9 @@ import pytest
 import torch
 
 from hyperball import models
+from hyperball.experiments.jobs.of_table import jobs_of
 from hyperball.experiments.protocols import CIFAR_MILESTONES, CIFAR_STEPS, cifar, shorter
-from hyperball.experiments.reproduce import (
-    Comparison,
-    jobs_of,
-)
+from hyperball.experiments.results.comparison import Comparison
 from hyperball.experiments.table import SCALES, published
 from hyperball.experiments.tables import TABLES, TIMED, TRAINED, experiment, trained
 from hyperball.on_disk import slug

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from pathlib import Path
 
 from hyperball.experiments.grid import Cell
 from hyperball.experiments.jobs.attacked import AttackJob
-from hyperball.experiments.jobs.runners import Job
+from hyperball.experiments.jobs.job import Job
 from hyperball.experiments.plan import SOURCE, SOURCE_SEEDS, Part
-from hyperball.experiments.results.robust_numbers import told_doubts
 from hyperball.experiments.table import Entry, Experiment
 
 FULL_SEED = 0  # the seed whose networks get the attacks that take longest
@@ -63,11 +61,3 @@ def attack_jobs(entry: Entry, job: Job, is_first: bool) -> list[AttackJob]:
     if not (is_first and entry.attacks.last):
         return [first]
     return [first, made("longest attacks", entry.attacks.last, (first.cell.name,))]
-
-
-def doubts_of(experiment: Experiment, jobs: Sequence[Job]) -> list[str]:
-    """What to know before believing the numbers under attack."""
-    folders: dict[str, list[Path]] = {}
-    for job in jobs:
-        folders.setdefault(job.cell.label, []).append(job.folder)
-    return told_doubts(experiment, folders)

@@ -2,7 +2,7 @@
 
 Every part of the plan is one file below RUN/attacks/, written when it is done; until then, batch by batch, a journal:
 what is done is not done again, and what was killed goes on. After every part RUN/robustness.json is written anew:
-`hyperball.experiments.results.robustness_record` describes it.
+`hyperball.experiments.records.robustness` describes it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,16 @@ from torch import Tensor, nn
 
 from hyperball import data
 from hyperball._errors import report
+from hyperball._signals import terminable
 from hyperball.attacks import RecordError, evaluate_robustness, robustness_curve
 from hyperball.attacks.methods.task import Model
-from hyperball.experiments.jobs.attack_state import is_done, keep_weights, lacking, weights_differ
-from hyperball.experiments.jobs.devices import device_of
-from hyperball.experiments.jobs.runners import Job, stop_at_sigterm
+from hyperball.experiments.devices import device_of
+from hyperball.experiments.jobs.job import Job
 from hyperball.experiments.plan import Attacks, Part
-from hyperball.experiments.results.broken import damage
-from hyperball.experiments.results.robust_numbers import Attacked, attacked
-from hyperball.experiments.results.robustness_record import (
-    FOLDER,
-    assembled,
-    curve_path,
-    part_path,
-    parts_done,
-    write_record,
-)
+from hyperball.experiments.records.attack_state import attacks_lacking, is_done, keep_weights, weights_differ
+from hyperball.experiments.records.broken import damage
+from hyperball.experiments.records.robust_numbers import Attacked, attacked
+from hyperball.experiments.records.robustness import FOLDER, assembled, curve_path, part_path, parts_done, write_record
 from hyperball.training import load_model, read_recipe
 from hyperball.training.allocator import keep_freed_memory
 from hyperball.training.engine import settings
@@ -80,7 +74,7 @@ class AttackJob(Job):
         if has_diverged(self.folder):
             return ""
         try:
-            missing = [part.name for part in self.parts if lacking(self.folder, part)]
+            missing = [part.name for part in self.parts if attacks_lacking(self.folder, part)]
         except RecordError as error:
             return str(error)
         if missing:
@@ -145,7 +139,7 @@ class Target:
             "batch_size": GPU_BATCH if test.inputs.is_cuda else None, "seed": self.seed, "source": self.source,
         }  # fmt: skip
         if part.is_sweep:
-            for text in lacking(self.run_dir, part):
+            for text in attacks_lacking(self.run_dir, part):
                 robustness_curve(
                     self.network, test.inputs, test.labels, "epsilon", part.epsilons,
                     attack=text, path=curve_path(self.run_dir, part, text), **options,
@@ -175,7 +169,7 @@ def attack_cell(plan: dict[str, Any], run_dir: Path, source_dir: Path, data_root
         source = fixed(load_model(source_dir, data_root=data_root).to(inputs.device))
         target = Target(run_dir, network, source, data.Samples(inputs, labels), recipe.seed)
         for part in parts:
-            if lacking(run_dir, part):
+            if attacks_lacking(run_dir, part):
                 spent = target.run(part)
                 print(f"{part.name}: {spent:.1f} s", flush=True)
             write_record(run_dir, assembled(run_dir, plan, is_done))
@@ -184,10 +178,10 @@ def attack_cell(plan: dict[str, Any], run_dir: Path, source_dir: Path, data_root
 def main(arguments: list[str]) -> int:
     """0 when all is done, else an exit code and one line."""
     plan, run_dir, source_dir, data_root, accelerator = arguments
-    stop_at_sigterm()
     keep_freed_memory()
     try:
-        attack_cell(read_tree(Path(plan)), Path(run_dir), Path(source_dir), data_root or None, accelerator)
+        with terminable():
+            attack_cell(read_tree(Path(plan)), Path(run_dir), Path(source_dir), data_root or None, accelerator)
     except (Exception, KeyboardInterrupt) as error:
         return report(error)
     return 0

@@ -17,7 +17,6 @@ from hyperball.training.folder import LOCK
 from hyperball.training.loop import Diverged
 from hyperball.training.recipe.fields import RecipeError
 from hyperball.training.record import Record, has_diverged
-from hyperball.verdicts import ends_at_chance
 
 INPUTS = "the inputs"  # not finite, they are a mistake of the data
 PATIENCE = 30.0  # seconds in which a process whose runner was killed saves itself
@@ -52,11 +51,9 @@ def check_record(run_dir: Path) -> None:
 def guesses(run_dir: Path) -> bool:
     """Whether a folder holds the record of a run that ended at chance."""
     try:
-        record = Record.read(run_dir)
+        return Record.read(run_dir).is_at_chance
     except FileError:
         return False
-    about = record.recipe.get("data") or {}
-    return ends_at_chance(about.get("name"), record.results.get("last") or {}, about.get("test_size"))
 
 
 def wait_for(run_dir: Path) -> None:

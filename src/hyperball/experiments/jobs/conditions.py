@@ -15,18 +15,17 @@ from typing import Any, ClassVar
 
 from hyperball import data
 from hyperball._errors import report
+from hyperball._signals import terminable
 from hyperball.experiments.grid import Cell
-from hyperball.experiments.jobs.runners import Job, stop_at_sigterm
-from hyperball.experiments.results.broken import leave_out, odd_metrics
+from hyperball.experiments.jobs.job import Job
+from hyperball.experiments.records.conditions import CONDITIONS, conditions_in
 from hyperball.experiments.table import Experiment
-from hyperball.on_disk import is_number
 from hyperball.training import evaluate, read_recipe
 from hyperball.training.allocator import keep_freed_memory
-from hyperball.training.files import FileError, read_tree, write_json
+from hyperball.training.files import read_tree, write_json
 from hyperball.training.record import has_diverged
 from hyperball.training.sets import for_evaluation
 
-CONDITIONS = "conditions.json"
 PLAN = "conditions-plan.json"
 
 Changes = Mapping[str, Any]
@@ -85,35 +84,13 @@ def measure_cell(conditions: Mapping[str, Changes], run_dir: Path, data_root: st
         write_json(run_dir / CONDITIONS, {**held, name: found.as_dict()})
 
 
-def conditions_in(folder: Path) -> dict[str, Any]:
-    """What was measured under conditions, by their names; what is broken is named and left out."""
-    path = folder / CONDITIONS
-    if not path.exists():
-        return {}
-    try:
-        tree = read_tree(path)
-    except FileError as error:
-        leave_out(path, str(error))
-        return {}
-    if not isinstance(tree, dict):
-        leave_out(path, f"must be a mapping, got {tree!r}")
-        return {}
-    found = {}
-    for name, metrics in tree.items():
-        if problem := odd_metrics(metrics) or ("" if any(map(is_number, metrics.values())) else "it has no number"):
-            leave_out(path, f"{name}: {problem}")
-        else:
-            found[name] = metrics
-    return found
-
-
 def main(arguments: list[str]) -> int:
     """0 when all is done, else an exit code and one line."""
     plan, run_dir, data_root, accelerator = arguments
-    stop_at_sigterm()
     keep_freed_memory()
     try:
-        measure_cell(read_tree(Path(plan)), Path(run_dir), data_root or None, accelerator)
+        with terminable():
+            measure_cell(read_tree(Path(plan)), Path(run_dir), data_root or None, accelerator)
     except (Exception, KeyboardInterrupt) as error:
         return report(error)
     return 0

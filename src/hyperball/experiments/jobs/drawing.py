@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperball.experiments.jobs.runners import Job, reason_of
-from hyperball.experiments.results.broken import leave_out
+from hyperball.experiments.jobs.ends import reason_of
+from hyperball.experiments.jobs.job import Job
+from hyperball.experiments.records.broken import leave_out
 from hyperball.experiments.table import Draw, Experiment, Finished
 from hyperball.training.files import write_json
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hyperball.experiments.jobs.cell import guesses
-from hyperball.experiments.jobs.runners import End, Job
-from hyperball.experiments.results.broken import damage
-from hyperball.experiments.results.collecting import another
+from hyperball.experiments.jobs.ends import End
+from hyperball.experiments.jobs.job import Job, another
+from hyperball.experiments.records.broken import damage
 from hyperball.training.record import has_diverged
 
 

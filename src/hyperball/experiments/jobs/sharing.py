@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hyperball.experiments.jobs.runners import Job
+from hyperball.experiments.jobs.job import Job
 from hyperball.on_disk import RECIPE, RECORD
 from hyperball.training.files import FileError, read_tree
 from hyperball.training.record import Record

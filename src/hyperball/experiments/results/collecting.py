@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from hyperball.experiments.jobs.attack_jobs import doubts_of
-from hyperball.experiments.jobs.conditions import CONDITIONS, conditions_in
 from hyperball.experiments.jobs.drawing import PICTURES, drawn_by, finished_of, write_picture
-from hyperball.experiments.jobs.runners import Job, foreign, reason_of
+from hyperball.experiments.jobs.ends import reason_of
+from hyperball.experiments.jobs.job import Job, another
+from hyperball.experiments.jobs.of_table import jobs_of
 from hyperball.experiments.pictures import (
     CURVES,
     convergence,
@@ -20,9 +20,11 @@ from hyperball.experiments.pictures import (
     learned_radii,
     under_conditions,
 )
-from hyperball.experiments.reproduce import annotate, as_data, compare, jobs_of
-from hyperball.experiments.results.broken import damage
-from hyperball.experiments.results.robustness_record import ROBUSTNESS
+from hyperball.experiments.records.broken import damage
+from hyperball.experiments.records.conditions import CONDITIONS, conditions_in
+from hyperball.experiments.records.robustness import ROBUSTNESS
+from hyperball.experiments.results.annotation import annotate
+from hyperball.experiments.results.comparison import as_data, compare, doubts_of
 from hyperball.experiments.scales import Scale
 from hyperball.experiments.table import Draw, Experiment
 from hyperball.experiments.tables import whole_of
@@ -31,7 +33,7 @@ from hyperball.training.files import FileError, read_tree, write_bytes, write_js
 from hyperball.training.record import Record, encoded, read_metrics, thinned
 
 TABLE = "table.json"
-LOST = "could not keep"
+NOT_KEPT = "could not keep"
 SEEDS = range(2**63)  # that a recipe may have
 LINES = 60  # of every kind, that a kept metrics.jsonl holds
 FROM_RECORDS: tuple[Draw, ...] = (  # other pictures need weights
@@ -77,7 +79,7 @@ class Keeper:
     @property
     def has_lost(self) -> bool:
         """Whether the records of a run could not be kept."""
-        return any(sentence.startswith(LOST) for sentence in self.told)
+        return any(sentence.startswith(NOT_KEPT) for sentence in self.told)
 
     def say(self, sentences: Sequence[str]) -> None:
         """Print what was not said before."""
@@ -111,27 +113,14 @@ def collect(jobs: Sequence[Job], out: Path) -> list[str]:
             try:
                 said += keep(job, target)
             except Exception as error:
-                said.append(f"{LOST} {job.folder} as {target}: {reason_of(error)}")
+                said.append(f"{NOT_KEPT} {job.folder} as {target}: {reason_of(error)}")
     return said
-
-
-def another(job: Job, target: Path) -> str:
-    """Why a kept record is not that of a job's run; nothing if it is, or if there is none that can be read."""
-    if damage(target):
-        return ""
-    known, own = Record.read(target), Record.read(job.folder)
-    difference = foreign(known, job.cell.recipe)
-    if difference:
-        return f"it is of another protocol: {difference}"
-    if (known.status, known.results) != (own.status, own.results):
-        return "it is another run of the same recipe"
-    return ""
 
 
 def keep(job: Job, target: Path) -> list[str]:
     """Copy one run, or complete its copy: whatever is not there or cannot be read, the record last; what is to say."""
     if problem := damage(job.folder):
-        return [f"{LOST} {job.folder}: {problem}"]
+        return [f"{NOT_KEPT} {job.folder}: {problem}"]
     if reason := another(job, target):
         return [f"kept {target} as it is: {reason}"]
     said = keep_metrics(job.folder / METRICS, target / METRICS)

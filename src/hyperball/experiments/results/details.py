@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hyperball.experiments.layout import layout
-from hyperball.experiments.reproduce import Comparison, order_of
+from hyperball.experiments.results.comparison import Comparison, difference_of, head, order_of, row
 from hyperball.experiments.results.found import Found
 from hyperball.experiments.results.lengths import HEAD as LENGTHS
-from hyperball.experiments.results.text import part_of, seed_words, spread
+from hyperball.experiments.text import NOTHING, beside, seed_words, spread
 from hyperball.verdicts import CHANCE, CONTRADICTION, LOST, METRICS, better, is_error
 
 
@@ -81,9 +81,8 @@ def printed_cell(line: Comparison | None, best: float | None) -> str:
 
 def number_by_number(found: Found) -> str:
     """One row a number, with best epoch, difference, seeds and further metrics."""
-    experiment = found.experiment
-    head = ("", "", f"{experiment.metric}, %", "best epoch", "paper", "difference", "seeds", *experiment.also)
-    return markdown_table(head, [detail_row(line, difference_words(found, line)) for line in found.measured])
+    rows = [row(line, difference_words(found, line)) for line in found.measured]
+    return markdown_table(head(found.experiment), rows)
 
 
 def above(found: Found) -> str:
@@ -108,26 +107,10 @@ def above(found: Found) -> str:
 def difference_words(found: Found, line: Comparison) -> str:
     """Ours less the paper's, where that is shown, or that the two contradict each other."""
     if line not in found.shown:
-        return "–"
+        return NOTHING
     if line in found.beside and found.verdict(line) == "contradicts":
         return "contradicts"
-    return "–" if line.difference is None else f"{line.difference:+.2f}"
-
-
-def detail_row(line: Comparison, difference: str) -> tuple[str, ...]:
-    best = part_of(line.best, len(line.values))
-    paper = "–" if line.published is None else str(line.published)
-    also = [beside(values, line.published_also.get(name)) for name, values in line.also.items()]
-    return (
-        line.row,
-        line.column,
-        spread(line.values, len(line.diverged)),
-        best,
-        paper,
-        difference,
-        str(len(line.values) + len(line.diverged)),
-        *also,
-    )
+    return difference_of(line)
 
 
 def attack_rows(found: Found) -> tuple[Sequence[str], list[tuple[str, ...]]]:
@@ -144,20 +127,14 @@ def attack_rows(found: Found) -> tuple[Sequence[str], list[tuple[str, ...]]]:
         clean = lines[entry.row, entry.column]
         cells = [lines.get((entry.row, f"{entry.column}, {name}")) for name in names]
         count = len(clean.values) + len(clean.diverged)
-        shown = ["–" if line is None else attack_cell(line, count) for line in (clean, *cells)]
+        shown = [NOTHING if line is None else attack_cell(line, count) for line in (clean, *cells)]
         rows.append((entry.row, entry.column, *shown, str(count)))
     return ("", "training", "clean", *names, "seeds"), rows
 
 
 def attack_cell(line: Comparison, seeds: int) -> str:
     paper = float(line.published) if isinstance(line.published, int | float) else None
-    held = len(line.values) + len(line.diverged)
-    return beside(line.values, paper, len(line.diverged)) + (f" [{held} of {seeds}]" if held < seeds else "")
-
-
-def beside(values: Sequence[float], paper: float | None, diverged: int = 0) -> str:
-    text = spread(values, diverged)
-    return text if paper is None else f"{text} ({paper:g})"
+    return beside(line.values, paper, seeds, len(line.diverged))
 
 
 def markdown_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

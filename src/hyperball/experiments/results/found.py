@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hyperball.experiments.jobs.attack_jobs import doubts_of
+from hyperball.experiments.jobs.of_table import jobs_of
 from hyperball.experiments.pictures import filter_lengths
 from hyperball.experiments.plan import SOURCE
-from hyperball.experiments.reproduce import Comparison, compare, jobs_of
-from hyperball.experiments.results.broken import damage, leave_out
+from hyperball.experiments.records.broken import damage, leave_out
 from hyperball.experiments.results.collecting import seeds_in
+from hyperball.experiments.results.comparison import Comparison, compare, doubts_of
 from hyperball.experiments.results.lengths import length_rows
 from hyperball.experiments.scales import SCALES, Scale
 from hyperball.experiments.table import Experiment

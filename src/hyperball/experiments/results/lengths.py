@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
-from hyperball.experiments.jobs.runners import Job
-from hyperball.experiments.results.broken import leave_out
-from hyperball.experiments.results.text import NOTHING
+from hyperball.experiments.jobs.job import Job
+from hyperball.experiments.records.broken import leave_out
 from hyperball.experiments.table import Experiment
+from hyperball.experiments.text import NOTHING
 from hyperball.on_disk import METRICS, is_number
 from hyperball.training.files import FileError
 from hyperball.training.record import read_metrics

@@ -15,9 +15,9 @@ from typing import Any
 
 from hyperball.experiments.claims import FILE, Claim, by_paper, read_claims, read_words
 from hyperball.experiments.headings import heading
-from hyperball.experiments.reproduce import pairs_in_order
-from hyperball.experiments.results.broken import leave_out
+from hyperball.experiments.records.broken import leave_out
 from hyperball.experiments.results.collecting import TABLE
+from hyperball.experiments.results.comparison import pairs_in_order
 from hyperball.experiments.results.details import detail, folded, markdown_table
 from hyperball.experiments.results.evidence import outdated
 from hyperball.experiments.results.found import Found, scales_of

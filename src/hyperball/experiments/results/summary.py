@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from hyperball.diagnose import jsonable
-from hyperball.experiments.jobs.runners import End, Job
-from hyperball.experiments.results.text import NOTHING, columns, spread
+from hyperball.experiments.jobs.ends import End
+from hyperball.experiments.jobs.job import Job
+from hyperball.experiments.text import NOTHING, columns, spread
 from hyperball.on_disk import DIVERGED
 from hyperball.training.record import Record
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import TypeVar
 
-from hyperball.experiments.results.text import far_apart
+from hyperball.experiments.text import far_apart
 from hyperball.on_disk import is_number
 from hyperball.report.charts import Chart, Series
 from hyperball.report.doubts import Doubt, counted, distinct, gathered

@@ -11,12 +11,12 @@ from typing import Any
 
 from hyperball.attacks import parse
 from hyperball.attacks.arguments import parse_epsilon
-from hyperball.experiments.jobs.attack_state import images_of, seed_and_images, unlike
 from hyperball.experiments.plan import Attacks
-from hyperball.experiments.results.broken import leave_out
-from hyperball.experiments.results.robustness_record import KIND, ROBUSTNESS
-from hyperball.experiments.results.text import far_apart
+from hyperball.experiments.records.attack_state import images_of, seed_and_images, unlike
+from hyperball.experiments.records.broken import leave_out
+from hyperball.experiments.records.robustness import KIND, ROBUSTNESS
 from hyperball.experiments.table import Experiment
+from hyperball.experiments.text import far_apart
 from hyperball.on_disk import is_number
 from hyperball.training.files import FileError, read_tree
 

@@ -10,7 +10,7 @@ from hyperball.attacks import RecordError, parse
 from hyperball.attacks.arguments import parse_epsilon
 from hyperball.attacks.journal import read_json
 from hyperball.experiments.plan import Part
-from hyperball.experiments.results.robustness_record import FOLDER, curve_path, part_path
+from hyperball.experiments.records.robustness import FOLDER, curve_path, part_path
 from hyperball.on_disk import CHECKPOINTS, RECIPE
 from hyperball.training.checkpoint import CheckpointError, read_document, saved_steps
 from hyperball.training.files import FileError, read_tree, write_json
@@ -24,17 +24,17 @@ WEIGHTS = "weights.json"
 def is_done(run_dir: Path, part: Part) -> bool:
     """Whether every attack of a part is in its files, under the conditions of the plan."""
     try:
-        return not lacking(run_dir, part)
+        return not attacks_lacking(run_dir, part)
     except RecordError:
         return False
 
 
-def lacking(run_dir: Path, part: Part) -> list[str]:
+def attacks_lacking(run_dir: Path, part: Part) -> list[str]:
     """The texts of a part's attacks that are not in its files; a RecordError where those are of another plan."""
     texts = list(part.attacks.values())
     if part.is_sweep:
-        return [text for text in texts if not held(curve_path(run_dir, part, text), part, run_dir)]
-    record = held(part_path(run_dir, part), part, run_dir)
+        return [text for text in texts if not record_of(curve_path(run_dir, part, text), part, run_dir)]
+    record = record_of(part_path(run_dir, part), part, run_dir)
     if not record:
         return texts
     try:
@@ -45,7 +45,7 @@ def lacking(run_dir: Path, part: Part) -> list[str]:
     return [text for text in texts if unchecked or str(parse(text)) not in known]
 
 
-def held(path: Path, part: Part, run_dir: Path) -> dict[str, Any]:
+def record_of(path: Path, part: Part, run_dir: Path) -> dict[str, Any]:
     """A file of a part, {} where there is none; one of another plan is refused."""
     if not path.exists():
         return {}

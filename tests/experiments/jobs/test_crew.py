@@ -13,8 +13,10 @@ from experiment_cases import tiny_recipe
 from runner_cases import SAVES, write_run
 
 from hyperball.experiments.grid import Cell
-from hyperball.experiments.jobs import cell, orphans, runners
-from hyperball.experiments.jobs.runners import LATE, UNSAVED, End, Job, run_local
+from hyperball.experiments.jobs import cell, crew, orphans
+from hyperball.experiments.jobs.crew import LATE, run_local
+from hyperball.experiments.jobs.ends import UNSAVED, End
+from hyperball.experiments.jobs.job import Job
 from hyperball.experiments.results.summary import unfinished
 from hyperball.training.folder import LOCK, held
 
@@ -80,7 +82,7 @@ def test_nothing_is_begun_behind_a_cell_that_could_not_begin(order, tmp_path, mo
         assert job.cell.label == "a"
         raise OSError(errno.ENOSPC, "no space left")
 
-    monkeypatch.setattr(runners, "start", start)
+    monkeypatch.setattr(crew, "start", start)
     chain = [
         Behind(Cell(name, 0, tiny_recipe()), tmp_path / name, after=after)
         for name, after in (("a", ()), ("b", ("a/seed-0",)), ("c", ("b/seed-0",)))
@@ -101,8 +103,8 @@ def seconds(monkeypatch):
         begun.append(Process(clock, lengths[len(begun)]))
         return begun[-1]
 
-    monkeypatch.setattr(runners, "time", clock)
-    monkeypatch.setattr(runners, "start", start)
+    monkeypatch.setattr(crew, "time", clock)
+    monkeypatch.setattr(crew, "start", start)
     return SimpleNamespace(clock=clock, lengths=lengths, begun=begun)
 
 
@@ -141,14 +143,14 @@ def test_when_the_time_is_over_running_cells_are_asked_to_save_themselves(second
 
 def test_a_cell_that_cannot_be_started_ends_alone(seconds, tmp_path, monkeypatch):
     seconds.lengths += [10, 10]
-    start = runners.start
+    start = crew.start
 
     def blocked(job, count):
         if job.cell.label == "cell 1":
             raise PermissionError(errno.EACCES, "Permission denied", "folder")
         return start(job, count)
 
-    monkeypatch.setattr(runners, "start", blocked)
+    monkeypatch.setattr(crew, "start", blocked)
     ends = run_local(jobs(tmp_path, 3), 1, lambda text: None)
     assert [(end.job.cell.label, end.reason) for end in ends] == [
         ("cell 0", ""), ("cell 1", "folder: Permission denied"), ("cell 2", ""),
@@ -186,7 +188,7 @@ class Stub(Job):
 
 
 def begin_and_wait(job):
-    runners.start(job, 1)
+    crew.start(job, 1)
     time.sleep(120)
 
 

@@ -1,11 +1,11 @@
-"""Numbers over seeds and tables of them, for a terminal."""
+"""Numbers over seeds, and tables of them, as texts."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Sequence
 
-from hyperball.verdicts import LOST as DIVERGED
+from hyperball.verdicts import LOST
 
 NOTHING = "–"
 APART = 1.5
@@ -18,14 +18,14 @@ def spread(values: Sequence[float], diverged: int = 0, digits: int = 2) -> str:
     Where seeds are far apart each is told: "12.67 ± 21.94 {0.0, 0.0, 38.0}".
     """
     if not values:
-        return DIVERGED if diverged else NOTHING
+        return LOST if diverged else NOTHING
     told = f"{statistics.fmean(values):.{digits}f}"
     if len(values) > 1:
         deviation = statistics.stdev(values)
         told += f" ± {deviation:.{digits}f}"
         if deviation > SCATTERED:
             told += f" {{{', '.join(f'{value:.1f}' for value in values)}}}"
-    return f"{told} ({diverged} {DIVERGED})" if diverged else told
+    return f"{told} ({diverged} {LOST})" if diverged else told
 
 
 def part_of(values: Sequence[float], count: int, digits: int = 2) -> str:
@@ -34,6 +34,15 @@ def part_of(values: Sequence[float], count: int, digits: int = 2) -> str:
         return NOTHING
     told = f"{statistics.fmean(values):.{digits}f}"
     return told if len(values) >= count else f"{told} [{len(values)} of {count}]"
+
+
+def beside(values: Sequence[float], paper: float | None, count: int, diverged: int = 0) -> str:
+    """What so many networks have, the paper's number in parentheses, and of how many where some lack it."""
+    told = spread(values, diverged)
+    if paper is not None:
+        told += f" ({paper:g})"
+    held = len(values) + diverged
+    return f"{told} [{held} of {count}]" if 0 < held < count else told
 
 
 def seed_words(counts: Iterable[int]) -> str:
