@@ -19,7 +19,7 @@ MOST_POINTS, MOST_MARKS = 100, 12
 
 @dataclass(frozen=True)
 class Series:
-    """One line: points (x, y), and thin lines or a band's half widths around it; color 0 is the baseline's.
+    """One line: points (x, y), and a band's half widths around it; color 0 is the baseline's.
 
     `operator` is what the page's filter knows the line by; `dash` tells lines of one color apart.
     """
@@ -27,7 +27,6 @@ class Series:
     name: str
     points: tuple[tuple[float, float], ...]
     color: int = 1
-    thin: tuple[tuple[tuple[float, float], ...], ...] = ()
     band: tuple[float, ...] = ()
     operator: str = ""
     dash: int = 0
@@ -80,7 +79,7 @@ def tick_texts(marks: Sequence[float], log: bool) -> tuple[str, ...]:
 def draw(chart: Chart) -> Drawing:
     """Scale a chart to its picture; lines without a finite point are left out."""
     series = apart([entry for entry in map(cleaned, chart.series) if entry.points])
-    lines = [line for entry in series for line in (entry.points, *entry.thin, *edges(entry, chart.unit))]
+    lines = [line for entry in series for line in (entry.points, *edges(entry, chart.unit))]
     everything = [point for line in lines for point in line]
     xs = [x for x, _ in everything]
     ys = [y for _, y in everything] + [value for value, _ in chart.references]
@@ -166,7 +165,7 @@ def references(drawing: Drawing) -> list[Safe]:
 
 
 def line(entry: Series, drawing: Drawing) -> Safe:
-    """A line with its band, thin lines and values."""
+    """A line with its band and values."""
 
     def place(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
         return [(drawing.across(x), drawing.up(y)) for x, y in points]
@@ -175,7 +174,6 @@ def line(entry: Series, drawing: Drawing) -> Safe:
     if entry.band:
         low, high = edges(entry, drawing.chart.unit)
         parts.append(element("path", class_="band", d=path([*place(low), *reversed(place(high))]) + "Z"))
-    parts += [element("path", class_="thin", d=path(place(thin))) for thin in entry.thin if thin]
     parts.append(element("path", class_="line", d=path(place(entry.points))))
     if len(entry.points) <= MOST_MARKS:
         parts += [element("circle", class_="dot", cx=x, cy=y, r=2.6) for x, y in place(entry.points)]
@@ -195,10 +193,8 @@ def cleaned(series: Series) -> Series:
     if len(series.band) == len(series.points) and series.band:
         held = [(*point, width) for point, width in zip(series.points, series.band, strict=True)]
         kept = thinned(held)
-        return replace(series, points=tuple((p[0], p[1]) for p in kept), band=tuple(p[2] for p in kept), thin=())
-    points = tuple((p[0], p[1]) for p in thinned(series.points))
-    thin = tuple(tuple((p[0], p[1]) for p in thinned(one)) for one in series.thin)
-    return replace(series, points=points, thin=thin, band=())
+        return replace(series, points=tuple((p[0], p[1]) for p in kept), band=tuple(p[2] for p in kept))
+    return replace(series, points=tuple((p[0], p[1]) for p in thinned(series.points)), band=())
 
 
 def thinned(points: Sequence[tuple[float, ...]]) -> list[tuple[float, ...]]:

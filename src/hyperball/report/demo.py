@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from hyperball.report.charts import Chart, Series
 from hyperball.report.page import Page, Section
 from hyperball.report.records import Runs
-from hyperball.report.runs import curves, has_radii, loss_curves, radii_chart, scaled
-from hyperball.report.tables import Cell, Group, Table, percent
+from hyperball.report.sections.lines import accuracy, colors, loss, run_chart
+from hyperball.report.sections.radii import Network, step_charts
+from hyperball.report.tables import Cell, Table, percent
 
 
 @dataclass(frozen=True)
@@ -80,21 +81,21 @@ def demo_page(found: Runs, rows: Sequence[DemoRow]) -> Page:
     spread = f"mean ± standard deviation over {seeds} seeds" if seeds > 1 else "one seed"
     versions = [f"{k} {v}" for k, v in found.runs[0].conditions.items() if k in ("torch", "hyperball")]
     footer = (
-        f"Accuracies on the test set, last iterate, {spread}; thin lines are single seeds. One CPU thread, "
+        f"Accuracies on the test set, last iterate, {spread}. One CPU thread, "
         f"deterministic: the same numbers every time. {', '.join(versions)}."
     )
     return Page("hyperball: a first look", lead, sections, found.left_out, footer)
 
 
 def demo_section(name: str, rows: Sequence[DemoRow], found: Runs) -> Section:
-    groups = [
-        Group(row.name, tuple(run for run in found.runs if run.name.startswith(f"{row.folder}/"))) for row in rows
-    ]
+    runs = [tuple(run for run in found.runs if run.name.startswith(f"{row.folder}/")) for row in rows]
+    groups = [(row.name, "", held) for row, held in zip(rows, runs, strict=True)]
+    firsts = (Network(row.name, "", held[0]) for row, held in zip(rows, runs, strict=True) if held)
     charts = [
-        curves("Test accuracy", "%", groups, lambda run: run.evaluations, lambda p: scaled(p, "top1"), "%"),
+        run_chart("Test accuracy", "%", groups, lambda run: run.evaluations, accuracy, unit="%"),
         outlier_chart(name, rows),
-        loss_curves("Training loss", groups, lambda run: run.training),
-        learned_radii(groups),
+        run_chart("Training loss", "", groups, lambda run: run.training, loss, log=True),
+        *step_charts([network for network in firsts if network.measured]),
     ]
     lead = f"{LEADS.get(name, '')} {OUTLIERS.get(name, '')}"
     shown = tuple(chart for chart in charts if chart.series)
@@ -118,22 +119,10 @@ def whole(values: Sequence[float]) -> str:
     return f"{100 * fmean(values):.0f}\N{NO-BREAK SPACE}%"
 
 
-def learned_radii(groups: Sequence[Group]) -> Chart:
-    """The radii of the networks that learn some, in one picture: those of one by layer, those of several by network."""
-    learning = [
-        (radii_chart(entry).series, entry.label, color) for color, entry in enumerate(groups) if has_radii(entry)
-    ]
-    if len(learning) == 1:
-        (series, name, _), note = learning[0], "the mean of each layer, seed 0"
-        return Chart("Learned radii", "epoch", "", series, note=f"{name}: {note}")
-    merged = tuple(replace(line, name=name, color=color) for series, name, color in learning for line in series)
-    return Chart("Learned radii", "epoch", "", merged, note="seed 0")
-
-
 def outlier_chart(name: str, rows: Sequence[DemoRow]) -> Chart:
     """Accuracy over the share of outliers in the test set."""
     series = tuple(
-        Series(row.name, tuple((100 * share, 100 * fmean(values)) for share, values in row.outliers.items()), number)
-        for number, row in enumerate(rows)
+        Series(row.name, tuple((100 * share, 100 * fmean(values)) for share, values in row.outliers.items()), color)
+        for row, color in zip(rows, colors([row.name for row in rows]), strict=True)
     )
     return Chart("Accuracy under outliers", f"% of {UNITS.get(name, 'inputs')}", "%", series, "%", y_range=(0.0, 100.0))

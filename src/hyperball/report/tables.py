@@ -91,10 +91,6 @@ class Group:
     doubts: tuple[Doubt, ...] = ()
 
     @property
-    def is_plain(self) -> bool:
-        return self.runs[0].field("model.magnitude") is None
-
-    @property
     def counted(self) -> tuple[Run, ...]:
         """The runs whose numbers are averaged: the finished ones, or all where none is."""
         return tuple(run for run in self.runs if run.is_finished) or self.runs

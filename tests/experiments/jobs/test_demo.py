@@ -59,7 +59,7 @@ def test_the_page_has_curves_of_every_network_and_learned_radii(demo):
     page = demo[1][0]
     assert page.count('class="plot"') == 8
     assert all(cell.name in page for cell in CELLS)
-    assert "Learned radii" in page
+    assert "Radii: tanh + cosine" in page
 
 
 @pytest.mark.parametrize("number, code", [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
