@@ -106,10 +106,10 @@ def test_an_attack_in_another_thread_leaves_signals_alone(run, tmp_path, capsys)
 
 
 def test_the_network_and_the_data_are_loaded_once(run, capsys, monkeypatch, tmp_path):
-    from hyperball.cli import attack
+    from hyperball.experiments import attacking
 
-    calls, load = [], attack.network_and_images
-    monkeypatch.setattr(attack, "network_and_images", lambda *given: (calls.append(given), load(*given))[1])
+    calls, load = [], attacking.network_and_images
+    monkeypatch.setattr(attacking, "network_and_images", lambda *given: (calls.append(given), load(*given))[1])
     out = ["--out", str(tmp_path / "record.json"), "--no-checks"]
     assert main(["attack", str(run), *OPTIONS, "--attacks", "fgsm", "--curve", "fgsm", *out]) == 0
     assert len(calls) == 1

@@ -13,15 +13,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hyperball import data
 from hyperball._errors import report
 from hyperball._signals import terminable
 from hyperball.attacks import RecordError, evaluate_robustness, robustness_curve
 from hyperball.attacks.methods.task import Model
-from hyperball.experiments.devices import device_of
+from hyperball.experiments.attacking import fixed, network_and_images
 from hyperball.experiments.jobs.job import Job
 from hyperball.experiments.plan import Attacks, Part
 from hyperball.experiments.records.attack_state import attacks_lacking, is_done, keep_weights, weights_differ
@@ -34,7 +33,6 @@ from hyperball.training.engine import settings
 from hyperball.training.files import read_tree, write_json
 from hyperball.training.folder import held
 from hyperball.training.record import has_diverged
-from hyperball.training.sets import Source, load_set
 
 GPU_BATCH = 1000  # several cells share a GPU, and an interruption costs at most one batch of one stage
 PRECISION = "tf32"  # of attacks on a GPU; a record says so
@@ -95,30 +93,6 @@ def covers(found: Attacked | None, part: Part) -> bool:
     """Whether a record has a line of every attack of a part."""
     lines = {} if found is None else found.sweeps if part.is_sweep else found.attacks
     return set(part.attacks) <= set(lines)
-
-
-def network_and_images(
-    run_dir: str | Path, images: int | None, data_root: str | Path | None, accelerator: str
-) -> tuple[nn.Module, Tensor, Tensor]:
-    """The network of a run, and its test images, on one device."""
-    config = read_recipe(run_dir).data
-    whole = data.load(config.name, data_root)
-    dataset = load_set(config, Source(dataset=whole))
-    if dataset.kind != "images":
-        raise ValueError(f"attacks are for images, but {run_dir} was trained on the {dataset.kind} of {dataset.name}")
-    test = dataset.test if images is None else dataset.test.subset(images)
-    if isinstance(test, data.Files):
-        test = data.decode(test, config.image_size)
-    device = device_of(accelerator)
-    test = test.to(device)
-    return fixed(load_model(run_dir, dataset=whole).to(device)), test.inputs, test.labels
-
-
-def fixed(network: nn.Module) -> nn.Module:
-    """The network without gradients of its weights, which an attack does not need; on a GPU channels last."""
-    network.requires_grad_(False)
-    on_gpu = any(parameter.is_cuda for parameter in network.parameters())
-    return network.to(memory_format=torch.channels_last) if on_gpu else network
 
 
 @dataclass(frozen=True)
