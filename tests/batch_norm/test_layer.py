@@ -215,7 +215,7 @@ def test_exported_evaluation_equals_eager() -> None:
 ONE_RANK = """
 import os, sys, torch, torch.distributed as dist
 from hyperball.nn.batch_norm import RobustBatchNorm1d
-from hyperball.training.distributed import synchronize
+from hyperball.training.process.distributed import synchronize
 rank, folder, penalty = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 torch.set_num_threads(1)
 dist.init_process_group("gloo", init_method=f"file://{folder}/meet", rank=rank, world_size=2)

@@ -17,7 +17,7 @@ from hyperball.kernels.dispatch import Facts, choose
 from hyperball.kernels.triton.decoupled import layer, ops
 from hyperball.nn import learned
 from hyperball.nn.decoupled import kept_window
-from hyperball.training.distributed import synchronize
+from hyperball.training.process.distributed import synchronize
 
 NAMES = ("triton_cases.py", "triton_layer_cases.py", "triton_direct_cases.py")
 CASES = [SUPPORT / name for name in NAMES]

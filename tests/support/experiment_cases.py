@@ -4,8 +4,8 @@ import json
 from pathlib import Path
 
 from hyperball.experiments.table import Entry, Experiment, Reduction
+from hyperball.files import write_json
 from hyperball.training import Recipe
-from hyperball.training.files import write_json
 
 
 def tiny_recipe(**changes) -> Recipe:

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from hyperball.experiments.jobs.job import Job
-from hyperball.training.files import write_json
+from hyperball.files import write_json
 
 RECORD = """
 import json, pathlib, sys

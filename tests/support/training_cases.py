@@ -10,7 +10,7 @@ from torch import Tensor
 
 from hyperball import data
 from hyperball.training import Recipe, Record, Silent, read_metrics, train
-from hyperball.training.checkpoint import load_checkpoint
+from hyperball.training.storage.checkpoint import load_checkpoint
 
 BATCH = 32
 PER_EPOCH = 6

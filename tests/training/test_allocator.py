@@ -10,7 +10,7 @@ import pytest
 FAULTS = """
 import resource
 import torch
-from hyperball.training.allocator import keep_freed_memory
+from hyperball.training.process.allocator import keep_freed_memory
 kept = keep_freed_memory()
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

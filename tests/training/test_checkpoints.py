@@ -13,13 +13,13 @@ import pytest
 import torch
 from training_cases import DECOUPLED, Heard, losses, noise, run, same, small, weights
 
+from hyperball.files import FileError
 from hyperball.training import CheckpointError, Interrupted, evaluate, load_model, read_metrics, resume
-from hyperball.training import checkpoint as checkpoints
-from hyperball.training.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, saved_steps
-from hyperball.training.files import FileError
-from hyperball.training.folder import held
-from hyperball.training.interrupts import resume_command
-from hyperball.training.loop import changes as environment_changes
+from hyperball.training.process.interrupts import resume_command
+from hyperball.training.storage import checkpoint as checkpoints
+from hyperball.training.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, saved_steps
+from hyperball.training.storage.folder import held
+from hyperball.training.storage.state import changes as environment_changes
 
 RESUMED: dict[str, dict[str, Any]] = {
     "adam": {},

@@ -9,10 +9,10 @@ from training_cases import losses, same, weights, write_images
 
 from hyperball import data
 from hyperball.experiments.records.broken import odd_results
+from hyperball.files import FileError, read_tree, write_json
 from hyperball.training import Recipe, RecipeError, evaluate, resume, sets, train
-from hyperball.training.files import FileError, read_tree, write_json
 from hyperball.training.measures.evaluation import Evaluator
-from hyperball.training.record import Record, read_metrics
+from hyperball.training.storage.record import Record, read_metrics
 
 HALF, FEW = {"outliers": 0.5}, {"outliers": 0.1}
 TESTED = {"log.conditions": {"half": HALF, "few": FEW}}

@@ -11,10 +11,9 @@ from training_cases import write_images
 from hyperball import data, models
 from hyperball.convert.heads import ProjectedLinear
 from hyperball.experiments.jobs.cell import main as cell_main
+from hyperball.files import read_tree, write_json
 from hyperball.nn import NormalizedLinear
 from hyperball.training import DataConfig, Recipe, RecipeError, evaluate, train
-from hyperball.training.engine import Decision, build_engine
-from hyperball.training.files import read_tree, write_json
 from hyperball.training.loop import starts_afresh
 from hyperball.training.measures import evaluation as evaluation_module
 from hyperball.training.measures.evaluation import (
@@ -25,6 +24,7 @@ from hyperball.training.measures.evaluation import (
     power_below,
     precise_logits,
 )
+from hyperball.training.process.engine import Decision, build_engine
 from hyperball.training.recipe.sections import LogConfig
 from hyperball.training.sets import ResidentFeed, Source, load_set, train_feed
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 
 import hyperball as hb
 from hyperball.training import NonFiniteError, OptimizerConfig, ProcessLost, Recipe, RecipeError, ScheduleConfig
-from hyperball.training.engine import decide_capture, decide_compile, process_counts
-from hyperball.training.interrupts import together
 from hyperball.training.measures.metrics import average_precisions, calibration_error, measure, top_k
-from hyperball.training.record import encoded
+from hyperball.training.process.engine import decide_capture, decide_compile, process_counts
+from hyperball.training.process.interrupts import together
 from hyperball.training.statistics import begin_at_first_batch
+from hyperball.training.storage.record import encoded
 from hyperball.training.update import optimizers as optimizing
 from hyperball.training.update.average import Average, averaging_weight
 from hyperball.training.update.offender import first_offender

@@ -34,7 +34,7 @@ FLOAT64 = """
     import torch.distributed as dist
     import hyperball as hb
     from hyperball import data
-    from hyperball.training.distributed import synchronize
+    from hyperball.training.process.distributed import synchronize
 
     torch.set_num_threads(1)
     rank, world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))

@@ -15,7 +15,7 @@ from hyperball import models
 from hyperball.kernels import dispatch
 from hyperball.training import NonFiniteError
 from hyperball.training.assembly import assemble
-from hyperball.training.engine import build_engine, settings
+from hyperball.training.process.engine import build_engine, settings
 from hyperball.training.statistics import Counts
 from hyperball.training.update.ledger import Ledger
 from hyperball.training.update.smoothing import cross_entropy

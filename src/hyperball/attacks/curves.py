@@ -28,13 +28,14 @@ from hyperball.attacks.arguments import (
 from hyperball.attacks.battery import percent, stronger
 from hyperball.attacks.bench import Bench, Progress, check_attack, default_batch, make_bench
 from hyperball.attacks.conditions import PACKAGES, identify
-from hyperball.attacks.journal import Journal, RecordError, check_identity, journal_path, read_json, write_json
+from hyperball.attacks.journal import Journal, RecordError, check_identity, journal_path, read_json
 from hyperball.attacks.methods.auto import seeded
 from hyperball.attacks.methods.table import parse
 from hyperball.attacks.methods.task import Attack, Verdict
 from hyperball.attacks.norms import find_norm
 from hyperball.data import corruptions
 from hyperball.data.points import outliers
+from hyperball.files import write_json
 
 EPSILONS: dict[str, tuple[str, ...]] = {
     "linf": ("0", "1/255", "2/255", "4/255", "8/255", "16/255", "32/255", "64/255", "128/255"),

@@ -32,21 +32,13 @@ from hyperball.attacks.arguments import budget_text, check_count, check_path, de
 from hyperball.attacks.battery import percent
 from hyperball.attacks.bench import Bench, Outcome, Progress, check_attack, make_bench
 from hyperball.attacks.conditions import FORMAT, PACKAGES, identify
-from hyperball.attacks.journal import (
-    Journal,
-    RecordError,
-    check_identity,
-    from_tree,
-    journal_path,
-    read_json,
-    to_tree,
-    write_json,
-)
+from hyperball.attacks.journal import Journal, RecordError, check_identity, from_tree, journal_path, read_json, to_tree
 from hyperball.attacks.lock import alone
 from hyperball.attacks.masking import finite, masking_checks
 from hyperball.attacks.methods.auto import seeded
 from hyperball.attacks.methods.table import parse, parse_all
 from hyperball.attacks.methods.task import Attack, Verdict
+from hyperball.files import write_json
 
 SWITCHED_OFF = "masking checks were switched off, so nothing says whether gradients are masked"
 SHOWN = {"norm": str, "epsilon_text": str, "images": int, "seed": int}  # conditions that a table prints

@@ -10,7 +10,6 @@ import hashlib
 import json
 import math
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from hyperball.attacks.methods.task import Verdict
+from hyperball.files import write_bytes
 
 DIGITS = 6
 SOURCE = ("source_sha256", "source_answers")  # a source may come later: nothing before depended on one
@@ -32,29 +32,6 @@ class RecordError(ValueError):
 def journal_path(record: Path) -> Path:
     """Where the journal of a record is."""
     return record.with_name(f"{record.name}.partial.jsonl")
-
-
-def write_json(path: Path, tree: Any) -> None:
-    """JSON, whole or not at all."""
-    write_text(path, json.dumps(tree, indent=1, allow_nan=False) + "\n")
-
-
-def write_text(path: Path, text: str) -> None:
-    """Temporary file, fsync, rename: `path` holds all of it or what it held before."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        umask = os.umask(0)
-        os.umask(umask)
-        os.chmod(name, 0o666 & ~umask)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
 
 
 def read_json(path: Path) -> Any:
@@ -115,7 +92,7 @@ class Journal:
         if resume and path.exists():
             self.lines = read_lines(path, identity)
         text = "".join(json.dumps(line) + "\n" for line in ({"evaluation": identity}, *self.lines.values()))
-        write_text(path, text)
+        write_bytes(path, text.encode())
 
     def get(self, key: str) -> dict[str, Any] | None:
         return self.lines.get(key)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperball._version import __version__
+from hyperball.files import write_bytes
 
 SCHEMA = 1
 MEMORY = {
@@ -270,10 +271,7 @@ def first_of_each(reasons: Mapping[str, str]) -> list[str]:
 def write(record: Record, path: Path) -> None:
     """Write a record; sections of an earlier file about the same device stay where they are not measured again."""
     merged = joined(read(path), record) if path.exists() else record
-    path.parent.mkdir(parents=True, exist_ok=True)
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(as_json(merged), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(path)
+    write_bytes(path, (json.dumps(as_json(merged), indent=1, ensure_ascii=False) + "\n").encode())
 
 
 def read(path: Path) -> Record:

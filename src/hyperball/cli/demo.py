@@ -31,7 +31,7 @@ def demo(given: Sequence[str]) -> int:
     from hyperball.report.demo import demo_page, demo_text
     from hyperball.report.page import check_target
     from hyperball.training import Interrupted
-    from hyperball.training.allocator import keep_freed_memory
+    from hyperball.training.process.allocator import keep_freed_memory
 
     check_target(own.out)
     keep_freed_memory()

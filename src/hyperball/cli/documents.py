@@ -18,7 +18,7 @@ class Document:
 
     def replace(self, text: str) -> None:
         """Write another text in its place."""
-        from hyperball.training.files import write_bytes
+        from hyperball.files import write_bytes
 
         write_bytes(self.path.resolve(), text.replace("\n", self.ending).encode())
 

@@ -51,7 +51,7 @@ def run(jobs: Sequence[Job], waiting: Sequence[Job], own: argparse.Namespace, ou
     from hyperball.experiments.jobs.crew import run_local
     from hyperball.experiments.jobs.ray_tasks import run_ray
     from hyperball.experiments.results.summary import summarize, table
-    from hyperball.training.files import write_json
+    from hyperball.files import write_json
 
     if own.executor == "ray":
         ends = run_ray(waiting, own.jobs, speak, own.address)

@@ -15,7 +15,7 @@ import jsonargparse
 from hyperball.cli.commands import COMMANDS
 from hyperball.cli.parsing import UsageError, choose, with_suggestion
 from hyperball.experiments import catalog
-from hyperball.training.files import SUFFIXES
+from hyperball.files import SUFFIXES
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.fields import RecipeError, Section, described, hints, suggestion
 

@@ -127,7 +127,7 @@ def options() -> argparse.ArgumentParser:
 def make(table: Experiment | Timing, own: argparse.Namespace, over: float) -> int:
     """One table, until the time is over: a measurement of times, or the training of its cells."""
     from hyperball.experiments.runtime import Timing, measure_times
-    from hyperball.training.allocator import keep_freed_memory
+    from hyperball.training.process.allocator import keep_freed_memory
 
     folder = f"{getattr(table, 'family', None) or table.name}-{own.scale}"
     if not isinstance(table, Timing):

@@ -18,7 +18,7 @@ from hyperball.training import Metrics, Record, read_recipe
 from hyperball.training import evaluate as measure
 from hyperball.training import resume as go_on
 from hyperball.training import train as run
-from hyperball.training.allocator import keep_freed_memory
+from hyperball.training.process.allocator import keep_freed_memory
 
 NOT_FINITE = "not finite"
 

@@ -16,7 +16,7 @@ from hyperball.attacks.arguments import budget_text
 from hyperball.data import DataError
 from hyperball.experiments.devices import device_of
 from hyperball.training import Recipe, load_model, read_recipe
-from hyperball.training.engine import settings
+from hyperball.training.process.engine import settings
 from hyperball.training.sets import Source, load_set
 
 FOLDER = "attacks"

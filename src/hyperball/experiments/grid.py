@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperball.experiments.catalog import RECIPES, changed
+from hyperball.files import SUFFIXES, FileError, read_tree
 from hyperball.rows import nearest
-from hyperball.training.files import SUFFIXES, FileError, read_tree
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.fields import RecipeError
 

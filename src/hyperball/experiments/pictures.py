@@ -18,8 +18,8 @@ from hyperball.on_disk import METRICS, is_number, slug
 from hyperball.training import load_model
 from hyperball.training.network import Network
 from hyperball.training.recipe.sections import DataConfig
-from hyperball.training.record import read_metrics, thinned
 from hyperball.training.sets import Source, load_set
+from hyperball.training.storage.record import read_metrics, thinned
 
 POINTS = 80  # of a curve
 CURVES = "curves"  # the kind of picture that is drawn from records, without weights

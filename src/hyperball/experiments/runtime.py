@@ -15,8 +15,8 @@ import torch
 from hyperball.experiments.devices import device_of
 from hyperball.experiments.scales import Scale
 from hyperball.experiments.text import NOTHING, columns
-from hyperball.training.files import FileError, read_tree, write_json
-from hyperball.training.record import environment
+from hyperball.files import FileError, read_tree, write_json
+from hyperball.training.storage.record import environment
 
 ROUNDS, WARMUPS = 15, 3
 TABLE = "table.json"

@@ -6,7 +6,6 @@ import base64
 import hashlib
 import os
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -15,6 +14,7 @@ from math import log
 from pathlib import Path
 from typing import Any
 
+from hyperball.files import write_bytes
 from hyperball.report.charts import Chart, draw, picture
 from hyperball.report.doubts import counted
 from hyperball.report.drawing.svg import Picture, Safe
@@ -232,13 +232,4 @@ def check_target(path: str | Path) -> Path:
 def write_page(path: str | Path, page: Page) -> None:
     """Write the page whole or not at all."""
     target = check_target(path)
-    text = render(page)
-    handle, temporary = tempfile.mkstemp(prefix=".page-", dir=target.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    write_bytes(target, render(page).encode())

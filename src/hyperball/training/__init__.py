@@ -1,14 +1,12 @@
 """Training: a recipe in, a record out.
 
-One file a concern, read in the order of a run: `recipe/`, engine, sets, network (pretrained, statistics, distributed),
-assembly, `update/`, `measures/`, loop (progress, interrupts), checkpoint, record, folder; api joins them. Files that
-are whole or not there are written by files.
+One file a concern, read in the order of a run: `recipe/`, `process/`, sets, network (pretrained, statistics), assembly,
+`update/`, `measures/`, loop (progress), outcome, `storage/`; api joins them.
 """
 
 from hyperball.training.api import evaluate, load_model, read_recipe, resume, train
-from hyperball.training.checkpoint import CheckpointError
-from hyperball.training.interrupts import Interrupted, ProcessLost
 from hyperball.training.measures.metrics import Metrics
+from hyperball.training.process.interrupts import Interrupted, ProcessLost
 from hyperball.training.progress import EvaluationReport, Progress, RunInfo, Silent, TrainReport
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.fields import RecipeError
@@ -25,7 +23,8 @@ from hyperball.training.recipe.sections import (
     ScheduleConfig,
     StartConfig,
 )
-from hyperball.training.record import Record, read_metrics
+from hyperball.training.storage.checkpoint import CheckpointError
+from hyperball.training.storage.record import Record, read_metrics
 from hyperball.training.update.offender import NonFiniteError
 
 __all__ = [

@@ -7,21 +7,22 @@ from pathlib import Path
 
 from hyperball.data import Dataset
 from hyperball.on_disk import CHECKPOINTS, RECIPE, RECORD
-from hyperball.training.checkpoint import CheckpointError, saved_steps
-from hyperball.training.engine import Decision, Engine, build_engine, decide_capture, settings
-from hyperball.training.folder import check_folder, held, own_checkpoint
-from hyperball.training.interrupts import listening, resume_command, together
 from hyperball.training.loop import Run
 from hyperball.training.measures.evaluation import Evaluator
 from hyperball.training.measures.metrics import Metrics
 from hyperball.training.network import Network, build_network
 from hyperball.training.pretrained import put, weights_of
+from hyperball.training.process.engine import Decision, Engine, build_engine, decide_capture, settings
+from hyperball.training.process.interrupts import listening, resume_command, together
 from hyperball.training.progress import Progress, Silent
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.fields import RecipeError
 from hyperball.training.recipe.sections import DataConfig
-from hyperball.training.record import Record, write_recipe
 from hyperball.training.sets import Source, condition_inputs, for_evaluation, held_source, load_set
+from hyperball.training.storage.checkpoint import CheckpointError, saved_steps
+from hyperball.training.storage.folder import check_folder, held, own_checkpoint
+from hyperball.training.storage.record import Record, write_recipe
+from hyperball.training.storage.state import restore
 
 
 def train(
@@ -59,7 +60,7 @@ def train(
         with begin(recipe, folder, engine, resume):
             if saved_steps(folder / CHECKPOINTS):
                 checkpoint, notes = own_checkpoint(recipe, folder)
-                run.restore(checkpoint)
+                restore(run, checkpoint)
                 for text in notes:
                     run.note(text)
             elif (folder / RECIPE).exists():

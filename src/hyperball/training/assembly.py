@@ -11,10 +11,10 @@ from torch import Tensor
 from hyperball.convert import Homotopy
 from hyperball.data import Dataset, Files
 from hyperball.optim import WeightedGradients, WeightProjection
-from hyperball.training.distributed import synchronize
-from hyperball.training.engine import Engine, decide_capture, decide_compile
 from hyperball.training.measures.evaluation import Evaluator
 from hyperball.training.network import Network, build_network, check_shape
+from hyperball.training.process.distributed import synchronize
+from hyperball.training.process.engine import Engine, decide_capture, decide_compile
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.fields import RecipeError
 from hyperball.training.recipe.sections import STATISTICS

@@ -14,20 +14,21 @@ import torch
 from torch import Tensor
 
 from hyperball.data import Dataset
-from hyperball.on_disk import CHECKPOINTS, DIVERGED, FINISHED, METRICS, RECIPE
+from hyperball.on_disk import CHECKPOINTS, DIVERGED, METRICS, RECIPE
 from hyperball.training.assembly import assemble
-from hyperball.training.checkpoint import Checkpoint, CheckpointError, check_fit, save_checkpoint
-from hyperball.training.engine import Engine
-from hyperball.training.interrupts import Flag, Interrupted
 from hyperball.training.measures.lengths import lengths
 from hyperball.training.measures.metrics import Metrics
 from hyperball.training.measures.radii import summarize
+from hyperball.training.outcome import record_of
+from hyperball.training.process.engine import Engine
+from hyperball.training.process.interrupts import Flag, Interrupted
 from hyperball.training.progress import EvaluationReport, Progress, RunInfo, TrainReport
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.sections import STATISTICS
-from hyperball.training.record import MetricsLog, Record, environment, peak_memory
 from hyperball.training.statistics import begin_at_first_batch, fresh_statistics
-from hyperball.training.update import optimizers
+from hyperball.training.storage.checkpoint import save_checkpoint
+from hyperball.training.storage.record import MetricsLog, Record
+from hyperball.training.storage.state import state_of
 from hyperball.training.update.offender import NonFiniteError
 
 
@@ -192,7 +193,7 @@ class Run:
     def finish(self) -> Record:
         self.seconds["total"] += time.perf_counter() - self.began
         self.began = time.perf_counter()
-        record = self.record()
+        record = record_of(self)
         if self.engine.is_first:
             record.write(self.run_dir)
         self.progress.finished(record.to_dict())
@@ -202,63 +203,7 @@ class Run:
         """The record of a run that did not converge: where it ended, and no results."""
         self.seconds["total"] += time.perf_counter() - self.began
         failure = {"step": error.step, "where": error.where, "message": str(error)}
-        return replace(self.record(), status=DIVERGED, results={}, failure=failure)
-
-    def record(self) -> Record:
-        return Record(
-            recipe=self.recipe.to_dict(),
-            status=FINISHED,
-            results=self.results,
-            conditions=self.conditions(),
-            engine=self.decisions(),
-            environment=environment(self.engine.device, self.engine.world_size),
-            timing=self.timing(),
-            notes=list(self.notes),
-        )
-
-    def conditions(self) -> dict[str, Any]:
-        """What the results were measured under."""
-        recipe = self.recipe
-        return {
-            "set": self.dataset.name,
-            "train_samples": len(self.dataset.train),
-            "test_samples": len(self.dataset.test),
-            "steps": self.total,
-            "steps_per_epoch": self.per_epoch,
-            "batch_size": recipe.batch_size,
-            "last_batch": "dropped",
-            "seed": recipe.seed,
-            "precision": recipe.precision,
-            "deterministic": recipe.deterministic,
-            "weights": "last iterate" if recipe.regularizers.ema is None else "moving average of the iterates",
-            "best": "chosen on the test set",
-            "evaluation_batch": self.parts.evaluator.batch_size,
-            "classifier_in_tests": "tf32" if recipe.precision == "tf32" else "fp32",
-            "parameters": self.parameters(),
-        }
-
-    def decisions(self) -> dict[str, Any]:
-        """What was compiled and captured, and why."""
-        step = self.parts.step
-        made = {
-            "compiled": step.compiled,
-            "captured": step.captured,
-            "evaluation_captured": self.parts.evaluator.captured,
-        }
-        return {
-            key: value for name, held in made.items() for key, value in ((name, held.on), (f"{name}_why", held.reason))
-        }
-
-    def timing(self) -> dict[str, Any]:
-        """Wall time, of all and of the steps after the first alone; images/s of the latter; memory."""
-        training = self.seconds["training"]
-        return {
-            "seconds": round(self.seconds["total"], 3),
-            "training_seconds": round(training, 3),
-            "seconds_to_first_step": round(self.seconds["first_step"], 3),
-            "images_per_second": round(self.images / training, 1) if training else None,
-            "peak_memory_bytes": peak_memory(self.engine.device),
-        }
+        return replace(record_of(self), status=DIVERGED, results={}, failure=failure)
 
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.parts.network.parameters())
@@ -298,66 +243,9 @@ class Run:
         self.parts.step.verify(self.step)
         interval = self.parts.step.interval()
         if self.engine.is_first:
-            save_checkpoint(self.run_dir / CHECKPOINTS, self.checkpoint(interval))
+            save_checkpoint(self.run_dir / CHECKPOINTS, state_of(self, interval))
         if self.engine.world_size > 1:
             self.engine.fabric.barrier()
-
-    def checkpoint(self, interval: list[float]) -> Checkpoint:
-        parts = self.parts
-        tensors, values = optimizers.state_by_name(parts.parts.inner)
-        sections = {"model": parts.network.model.state_dict(), "optimizer": tensors}
-        if parts.parts.average is not None:
-            sections["average"] = parts.parts.average.state_dict()
-        elapsed = time.perf_counter() - self.began
-        info = {
-            "recipe": self.recipe.to_dict(),
-            "epoch": self.step // self.per_epoch,
-            "step_of_epoch": self.step % self.per_epoch,
-            "steps_per_epoch": self.per_epoch,
-            "random": "all draws are functions of (seed, step, process), the order of samples of (seed, epoch)",
-            "schedule": parts.schedule.state_dict(),
-            "optimizer": values,
-            "scaler": parts.step.scaler_state(),
-            "interval": interval,
-            "projection": None if parts.projection is None else parts.projection.state_dict(),
-            "homotopy": None if parts.homotopy is None else parts.homotopy.state_dict(),
-            "results": self.results,
-            "notes": self.notes,
-            "images": self.images,
-            "seconds": {**self.seconds, "total": self.seconds["total"] + elapsed},
-            "environment": environment(self.engine.device, self.engine.world_size),
-        }
-        return Checkpoint(self.step, info, sections)
-
-    def restore(self, checkpoint: Checkpoint) -> None:
-        """Continue from a checkpoint; says what differs where the devices do."""
-        parts, info = self.parts, checkpoint.info
-        where = str(checkpoint.path)
-        if info["steps_per_epoch"] != self.per_epoch:
-            raise CheckpointError(
-                f"{where} counts {info['steps_per_epoch']} steps an epoch, but the set here gives {self.per_epoch}"
-            )
-        model = parts.network.model
-        check_fit(checkpoint.tensors["model"], model.state_dict(), where)
-        model.load_state_dict(checkpoint.tensors["model"])
-        optimizers.load_state_by_name(parts.parts.inner, checkpoint.tensors.get("optimizer", {}), info["optimizer"])
-        if parts.parts.average is not None:
-            parts.parts.average.load_state_dict(checkpoint.tensors["average"])
-        if parts.projection is not None:
-            parts.projection.load_state_dict(info["projection"])
-        if parts.homotopy is not None:
-            parts.homotopy.load_state_dict(info["homotopy"])
-        parts.schedule.load_state_dict(info["schedule"])
-        parts.step.load_scaler_state(info["scaler"])
-        if "interval" in info:
-            parts.step.load_interval(info["interval"])
-        self.step, self.results, self.images = checkpoint.step, info["results"], info["images"]
-        self.seconds = dict(info["seconds"])
-        self.notes = list(info["notes"])
-        self.note(f"resumed at step {self.step}")
-        self.forget_other_conditions(info["recipe"].get("log", {}).get("conditions", {}))
-        for text in changes(info["environment"], environment(self.engine.device, self.engine.world_size)):
-            self.note(text)
 
 
 def starts_afresh(recipe: Recipe) -> bool:
@@ -379,26 +267,6 @@ PLAIN = (None, "cosine", "none")
 
 def operator_of(recipe: Recipe) -> tuple[str | None, str, str]:
     return recipe.model.magnitude, recipe.model.angular, recipe.model.weighting
-
-
-def changes(before: dict[str, Any], present: dict[str, Any]) -> list[str]:
-    """What a resumption on other devices or versions means for the numbers."""
-    found = []
-    if before["devices"] != present["devices"]:
-        found.append(
-            f"resumed on {present['devices']} device(s), saved on {before['devices']}: global batches and their order "
-            "are the same, sums are rounded in another order and dropout draws differ, so losses agree to rounding "
-            "and not to the bit"
-        )
-    for key in ("device", "versions"):
-        if before[key] != present[key]:
-            names = (
-                key
-                if key == "device"
-                else ", ".join(n for n in {**before[key], **present[key]} if present[key].get(n) != before[key].get(n))
-            )
-            found.append(f"resumed with another {key} ({names}): results agree to rounding and not to the bit")
-    return found
 
 
 class Clock:

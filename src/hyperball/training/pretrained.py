@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from hyperball.nn.learned import LearnedValue
 from hyperball.on_disk import CHECKPOINTS
-from hyperball.training.checkpoint import Checkpoint, CheckpointError, check_fit, load_checkpoint, sections_of
+from hyperball.training.storage.checkpoint import Checkpoint, CheckpointError, check_fit, load_checkpoint, sections_of
 from hyperball.training.update.optimizers import RADII
 
 

@@ -18,7 +18,7 @@ from hyperball.experiments.jobs.crew import LATE, run_local
 from hyperball.experiments.jobs.ends import UNSAVED, End
 from hyperball.experiments.jobs.job import Job
 from hyperball.experiments.results.summary import unfinished
-from hyperball.training.folder import LOCK, held
+from hyperball.training.storage.folder import LOCK, held
 
 
 class Clock:

@@ -18,7 +18,7 @@ from hyperball.experiments.jobs.lacking import lacking
 from hyperball.experiments.jobs.of_table import jobs_of
 from hyperball.experiments.plan import Attacks, Part
 from hyperball.experiments.table import Entry
-from hyperball.training.files import write_json
+from hyperball.files import write_json
 
 TESTED, TESTS, OTHER = "mean--clean/seed-0", "mean--clean_tests/seed-0", "max--clean/seed-0"
 

@@ -21,7 +21,7 @@ from hyperball.experiments.results.collecting import collect, write_table
 from hyperball.experiments.results.comparison import compare, table
 from hyperball.experiments.table import Entry, Experiment, Reduction
 from hyperball.report import read_folder
-from hyperball.training.checkpoint import CheckpointError
+from hyperball.training.storage.checkpoint import CheckpointError
 
 ROWS = ("tanh", "ball", "sphere")
 

@@ -13,8 +13,8 @@ from hyperball.experiments.jobs.sharing import take_over
 from hyperball.experiments.results.annotation import annotate
 from hyperball.experiments.table import Entry
 from hyperball.experiments.tables import trained
-from hyperball.training.files import write_json
-from hyperball.training.record import Record
+from hyperball.files import write_json
+from hyperball.training.storage.record import Record
 
 
 @pytest.fixture

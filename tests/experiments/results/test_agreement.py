@@ -14,10 +14,10 @@ from hyperball.experiments.results import markdown
 from hyperball.experiments.results.collecting import keep_pictures, write_table
 from hyperball.experiments.results.comparison import as_data, compare, table
 from hyperball.experiments.table import Entry, Experiment, Reduction
+from hyperball.files import write_json
 from hyperball.report import read_folder
 from hyperball.report.results import results_page
 from hyperball.training import Recipe
-from hyperball.training.files import write_json
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from hyperball.experiments.table import Entry, Experiment, Finished, Reduction
 from hyperball.experiments.tables import trained
 from hyperball.on_disk import DIVERGED
 from hyperball.training import Recipe, evaluate, train
-from hyperball.training.record import Record, read_metrics
+from hyperball.training.storage.record import Record, read_metrics
 
 
 @pytest.fixture(scope="module")

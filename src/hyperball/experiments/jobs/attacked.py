@@ -27,12 +27,12 @@ from hyperball.experiments.records.attack_state import attacks_lacking, is_done,
 from hyperball.experiments.records.broken import damage
 from hyperball.experiments.records.robust_numbers import Attacked, attacked
 from hyperball.experiments.records.robustness import FOLDER, assembled, curve_path, part_path, parts_done, write_record
+from hyperball.files import read_tree, write_json
 from hyperball.training import load_model, read_recipe
-from hyperball.training.allocator import keep_freed_memory
-from hyperball.training.engine import settings
-from hyperball.training.files import read_tree, write_json
-from hyperball.training.folder import held
-from hyperball.training.record import has_diverged
+from hyperball.training.process.allocator import keep_freed_memory
+from hyperball.training.process.engine import settings
+from hyperball.training.storage.folder import held
+from hyperball.training.storage.record import has_diverged
 
 GPU_BATCH = 1000  # several cells share a GPU, and an interruption costs at most one batch of one stage
 PRECISION = "tf32"  # of attacks on a GPU; a record says so

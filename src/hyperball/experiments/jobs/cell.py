@@ -8,15 +8,15 @@ import time
 from pathlib import Path
 
 from hyperball._errors import report
+from hyperball.files import FileError
 from hyperball.locks import locked
 from hyperball.on_disk import RECORD
 from hyperball.training import Recipe, train
-from hyperball.training.allocator import keep_freed_memory
-from hyperball.training.files import FileError
-from hyperball.training.folder import LOCK
 from hyperball.training.loop import Diverged
+from hyperball.training.process.allocator import keep_freed_memory
 from hyperball.training.recipe.fields import RecipeError
-from hyperball.training.record import Record, has_diverged
+from hyperball.training.storage.folder import LOCK
+from hyperball.training.storage.record import Record, has_diverged
 
 INPUTS = "the inputs"  # not finite, they are a mistake of the data
 PATIENCE = 30.0  # seconds in which a process whose runner was killed saves itself

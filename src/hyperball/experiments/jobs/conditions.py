@@ -20,11 +20,11 @@ from hyperball.experiments.grid import Cell
 from hyperball.experiments.jobs.job import Job
 from hyperball.experiments.records.conditions import CONDITIONS, conditions_in
 from hyperball.experiments.table import Experiment
+from hyperball.files import read_tree, write_json
 from hyperball.training import evaluate, read_recipe
-from hyperball.training.allocator import keep_freed_memory
-from hyperball.training.files import read_tree, write_json
-from hyperball.training.record import has_diverged
+from hyperball.training.process.allocator import keep_freed_memory
 from hyperball.training.sets import for_evaluation
+from hyperball.training.storage.record import has_diverged
 
 PLAN = "conditions-plan.json"
 

@@ -12,7 +12,7 @@ from hyperball.experiments.jobs.ends import reason_of
 from hyperball.experiments.jobs.job import Job
 from hyperball.experiments.records.broken import leave_out
 from hyperball.experiments.table import Draw, Experiment, Finished
-from hyperball.training.files import write_json
+from hyperball.files import write_json
 
 PICTURES = "pictures"
 

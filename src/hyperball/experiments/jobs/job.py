@@ -8,12 +8,12 @@ from typing import ClassVar
 
 from hyperball.experiments.grid import Cell
 from hyperball.experiments.records.broken import damage
+from hyperball.files import FileError, write_json
 from hyperball.on_disk import RECIPE, RECORD
-from hyperball.training.files import FileError, write_json
-from hyperball.training.folder import unlike
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.fields import RecipeError
-from hyperball.training.record import Record, has_diverged
+from hyperball.training.storage.folder import unlike
+from hyperball.training.storage.record import Record, has_diverged
 
 LOG = "log.txt"
 

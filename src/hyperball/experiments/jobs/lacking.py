@@ -14,7 +14,7 @@ from hyperball.experiments.jobs.cell import guesses
 from hyperball.experiments.jobs.ends import End
 from hyperball.experiments.jobs.job import Job, another
 from hyperball.experiments.records.broken import damage
-from hyperball.training.record import has_diverged
+from hyperball.training.storage.record import has_diverged
 
 
 def lacking(jobs: Sequence[Job], out: Path, kept: Path) -> tuple[list[Job], list[End]]:

@@ -11,8 +11,8 @@ from hyperball.experiments.devices import check_device
 from hyperball.experiments.grid import Cell
 from hyperball.experiments.jobs.job import Job, recipe_in
 from hyperball.experiments.table import Entry, Experiment
+from hyperball.files import FileError
 from hyperball.on_disk import cell_name
-from hyperball.training.files import FileError
 from hyperball.training.recipe.fields import RecipeError
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from hyperball.experiments.jobs.job import Job
+from hyperball.files import FileError, read_tree
 from hyperball.on_disk import RECIPE, RECORD
-from hyperball.training.files import FileError, read_tree
-from hyperball.training.record import Record
+from hyperball.training.storage.record import Record
 
 LEFT = ("conditions.json", "robustness.json", "attacks", "*.lock", "log.txt", "cell.json")  # of a run that is copied
 

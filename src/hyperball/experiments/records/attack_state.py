@@ -11,12 +11,12 @@ from hyperball.attacks.arguments import parse_epsilon
 from hyperball.attacks.journal import read_json
 from hyperball.experiments.plan import Part
 from hyperball.experiments.records.robustness import FOLDER, curve_path, part_path
+from hyperball.files import FileError, read_tree, write_json
 from hyperball.on_disk import CHECKPOINTS, RECIPE
-from hyperball.training.checkpoint import CheckpointError, read_document, saved_steps
-from hyperball.training.files import FileError, read_tree, write_json
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.fields import RecipeError
-from hyperball.training.record import Record
+from hyperball.training.storage.checkpoint import CheckpointError, read_document, saved_steps
+from hyperball.training.storage.record import Record
 
 WEIGHTS = "weights.json"
 

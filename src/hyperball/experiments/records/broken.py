@@ -8,9 +8,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from hyperball.files import FileError
 from hyperball.on_disk import DIVERGED, RECORD, is_number
-from hyperball.training.files import FileError
-from hyperball.training.record import Record, all_results
+from hyperball.training.storage.record import Record, all_results
 
 SHARES = ("top1", "top5")
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from hyperball.experiments.records.broken import leave_out, odd_metrics
+from hyperball.files import FileError, read_tree
 from hyperball.on_disk import is_number
-from hyperball.training.files import FileError, read_tree
 
 CONDITIONS = "conditions.json"
 

@@ -17,8 +17,8 @@ from hyperball.experiments.records.broken import leave_out
 from hyperball.experiments.records.robustness import KIND, ROBUSTNESS
 from hyperball.experiments.table import Experiment
 from hyperball.experiments.text import far_apart
+from hyperball.files import FileError, read_tree
 from hyperball.on_disk import is_number
-from hyperball.training.files import FileError, read_tree
 
 
 @dataclass(frozen=True)

@@ -27,11 +27,11 @@ import numpy as np
 
 from hyperball.attacks import Robustness, parse
 from hyperball.attacks.battery import percent, stronger
-from hyperball.attacks.journal import from_tree, read_json, write_json
+from hyperball.attacks.journal import from_tree, read_json
 from hyperball.experiments.plan import Part
+from hyperball.files import FileError, read_tree, write_json
 from hyperball.on_disk import RECORD
-from hyperball.training.files import FileError, read_tree
-from hyperball.training.record import Record
+from hyperball.training.storage.record import Record
 
 ROBUSTNESS = "robustness.json"
 FOLDER = "attacks"

@@ -12,9 +12,9 @@ from hyperball.experiments.jobs.job import Job
 from hyperball.experiments.records.broken import leave_out
 from hyperball.experiments.scales import Scale
 from hyperball.experiments.table import Entry, Experiment
+from hyperball.files import FileError
 from hyperball.on_disk import METRICS
-from hyperball.training.files import FileError
-from hyperball.training.record import Record, read_metrics, thinned
+from hyperball.training.storage.record import Record, read_metrics, thinned
 
 CURVE = 60  # evaluations that a record keeps
 

@@ -28,9 +28,9 @@ from hyperball.experiments.results.comparison import as_data, compare, doubts_of
 from hyperball.experiments.scales import Scale
 from hyperball.experiments.table import Draw, Experiment
 from hyperball.experiments.tables import whole_of
+from hyperball.files import FileError, read_tree, write_bytes, write_json
 from hyperball.on_disk import METRICS, RECIPE, RECORD
-from hyperball.training.files import FileError, read_tree, write_bytes, write_json
-from hyperball.training.record import Record, encoded, read_metrics, thinned
+from hyperball.training.storage.record import Record, encoded, read_metrics, thinned
 
 TABLE = "table.json"
 NOT_KEPT = "could not keep"

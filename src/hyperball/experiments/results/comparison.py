@@ -16,7 +16,7 @@ from hyperball.experiments.scales import Scale
 from hyperball.experiments.table import Entry, Experiment
 from hyperball.experiments.text import NOTHING, beside, columns, part_of, spread
 from hyperball.on_disk import RECORD
-from hyperball.training.record import CONDITIONS, Record
+from hyperball.training.storage.record import CONDITIONS, Record
 from hyperball.verdicts import CHANCE, LOST, better, in_order, order_words, percent_of
 
 

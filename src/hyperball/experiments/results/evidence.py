@@ -9,8 +9,8 @@ from typing import Any
 
 from hyperball.experiments.claims import Claim, Evidence
 from hyperball.experiments.results.collecting import TABLE
+from hyperball.files import FileError, read_tree
 from hyperball.on_disk import is_number
-from hyperball.training.files import FileError, read_tree
 
 
 def outdated(claim: Claim, results: Path) -> list[str]:

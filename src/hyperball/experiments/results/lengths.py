@@ -10,9 +10,9 @@ from hyperball.experiments.jobs.job import Job
 from hyperball.experiments.records.broken import leave_out
 from hyperball.experiments.table import Experiment
 from hyperball.experiments.text import NOTHING
+from hyperball.files import FileError
 from hyperball.on_disk import METRICS, is_number
-from hyperball.training.files import FileError
-from hyperball.training.record import read_metrics
+from hyperball.training.storage.record import read_metrics
 
 WORDS = {"weight_norm": "filters", "gradient_norm": "gradients"}
 HEAD = ("", *(f"{word}, {when}" for word in WORDS.values() for when in ("first", "last")), "seeds")

@@ -25,8 +25,8 @@ from hyperball.experiments.runtime import head_of, row_of
 from hyperball.experiments.scales import SCALES
 from hyperball.experiments.table import Experiment
 from hyperball.experiments.tables import TABLES
+from hyperball.files import FileError, read_tree
 from hyperball.rows import nearest
-from hyperball.training.files import FileError, read_tree
 from hyperball.verdicts import NEAR, gain
 
 SUMMARY, CLAIMS = "summary", "claims"

@@ -11,7 +11,7 @@ from hyperball.experiments.jobs.ends import End
 from hyperball.experiments.jobs.job import Job
 from hyperball.experiments.text import NOTHING, columns, spread
 from hyperball.on_disk import DIVERGED
-from hyperball.training.record import Record
+from hyperball.training.storage.record import Record
 
 METRICS = (("last", "top1"), ("first_epoch", "top1"), ("best", "top1"), ("last", "loss"))
 

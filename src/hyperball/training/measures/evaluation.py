@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from hyperball import data, graphs
 from hyperball.data import Dataset, Files, Samples
 from hyperball.data.augment import to_float
-from hyperball.training.engine import Decision, Engine
-from hyperball.training.files import first_line
+from hyperball.files import first_line
 from hyperball.training.measures.metrics import Metrics, measure
+from hyperball.training.process.engine import Decision, Engine
 from hyperball.training.recipe.sections import LogConfig
 
 MOST_BYTES = 2**30  # of image files that are decoded once and held on the device

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from hyperball.training import files
+from hyperball import files
 from hyperball.training.recipe.fields import RecipeError, Section, differences, plain, read_section
 from hyperball.training.recipe.sections import (
     AdversarialConfig,

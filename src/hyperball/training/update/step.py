@@ -15,9 +15,9 @@ from torch.optim import Optimizer
 
 from hyperball import graphs
 from hyperball.convert import Homotopy
+from hyperball.files import first_line
 from hyperball.optim import WeightedGradients
-from hyperball.training.engine import Decision, Engine, torch_operator
-from hyperball.training.files import first_line
+from hyperball.training.process.engine import Decision, Engine, torch_operator
 from hyperball.training.recipe import Recipe
 from hyperball.training.sets import Feed
 from hyperball.training.statistics import Counts

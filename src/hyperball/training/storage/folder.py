@@ -9,10 +9,10 @@ from pathlib import Path
 
 from hyperball.locks import locked
 from hyperball.on_disk import CHANGEABLE, CHECKPOINTS, RECIPE, RECORD
-from hyperball.training.checkpoint import Checkpoint, CheckpointError, load_checkpoint, saved_steps
 from hyperball.training.recipe import Recipe
 from hyperball.training.recipe.fields import RecipeError
-from hyperball.training.record import Record, has_diverged
+from hyperball.training.storage.checkpoint import Checkpoint, CheckpointError, load_checkpoint, saved_steps
+from hyperball.training.storage.record import Record, has_diverged
 from hyperball.training.update.offender import NonFiniteError
 
 LOCK = ".training.lock"

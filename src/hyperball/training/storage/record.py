@@ -19,8 +19,8 @@ import torch
 
 from hyperball._version import versions
 from hyperball.diagnose import jsonable
+from hyperball.files import FileError, first_line, read_tree, write_bytes, write_json
 from hyperball.on_disk import DIVERGED, FORMAT, RECIPE, RECORD
-from hyperball.training.files import FileError, first_line, read_tree, write_bytes, write_json
 from hyperball.training.recipe import Recipe
 from hyperball.verdicts import ends_at_chance
 

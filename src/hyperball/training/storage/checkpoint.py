@@ -17,7 +17,7 @@ from typing import Any
 from torch import Tensor
 
 from hyperball.diagnose import jsonable
-from hyperball.training.files import write_bytes
+from hyperball.files import write_bytes
 
 FORMAT = 1
 KEPT = 2
