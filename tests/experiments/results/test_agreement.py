@@ -198,6 +198,13 @@ def part(tiny, monkeypatch) -> Experiment:
     return made
 
 
+def test_the_summary_has_a_table_once_at_its_longest_scale(tiny, tmp_path):
+    for scale in ("quick", "paper"):
+        for job in jobs_of(tiny.at(scale), [0], tmp_path / f"tiny-{scale}"):
+            write_record(job)
+        assert [line.split(" | ")[1] for line in markdown.summary(tmp_path).splitlines()[2:]] == [scale]
+
+
 def test_a_part_of_another_table_repeats_none_of_its_numbers(tiny, part, tmp_path):
     pytest.importorskip("jinja2")
     folder = tmp_path / "tiny-paper"

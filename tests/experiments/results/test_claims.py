@@ -279,3 +279,10 @@ def test_numbers_of_kept_claims_are_those_of_the_records(entry):
     for told in sorted(entry.numbers, key=len, reverse=True):
         rest = rest.replace(told, "")
     assert re.findall(r"(?<![\d.])\d+\.\d(?!\d)", rest) == []
+
+
+def test_the_summary_begins_with_how_many_claims_hold(tmp_path):
+    assert markdown.verdicts(tmp_path) == ""
+    verdicts = ["in part", "holds", "in part", "not decided"]
+    write(tmp_path / FILE, claims(*(claim(verdict=verdict) for verdict in verdicts)))
+    assert markdown.verdicts(tmp_path) == "Claims of the papers, 4: holds 1, in part 2, not decided 1."

@@ -9,11 +9,12 @@ from __future__ import annotations
 import re
 import statistics
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hyperball.experiments.claims import FILE, Claim, by_paper, read_claims, read_words
+from hyperball.experiments.claims import FILE, VERDICTS, Claim, by_paper, read_claims, read_words
 from hyperball.experiments.headings import heading
 from hyperball.experiments.records.broken import leave_out
 from hyperball.experiments.results.collecting import TABLE
@@ -73,21 +74,29 @@ def made(name: str, results: Path) -> str:
 
 
 def summary(results: Path) -> str:
-    """One line a table and scale: how much of it is measured, and how much of that agrees with the paper.
+    """One line a table at its longest scale: how much of it is measured, and how much of that agrees with the paper.
 
     A table whose cells are all another's has no line of its own.
     """
-    rows = []
-    for name in TABLES:
-        for found in scales_of(name, results):
-            rows += [] if found.is_part else [summary_row(found)]
+    longest = (next((found for found in scales_of(name, results) if found.measured), None) for name in TABLES)
+    rows = [summary_row(found) for found in longest if found is not None and not found.is_part]
     if not rows:
         return NOTHING
     head = (
         "table", "scale", "numbers", "seeds", "pairs in the paper's order", f"within {NEAR:g} points or better",
         "median difference, + is better", "largest",
     )  # fmt: skip
-    return markdown_table(head, rows)
+    return "\n\n".join(filter(None, (verdicts(results), markdown_table(head, rows))))
+
+
+def verdicts(results: Path) -> str:
+    """How many of the papers' claims hold; nothing where none are kept."""
+    held = claims_in(results)
+    if held is None:
+        return ""
+    counts = Counter(claim.verdict for claim in held[0])
+    told = ", ".join(f"{verdict} {counts[verdict]}" for verdict in VERDICTS if counts[verdict])
+    return f"Claims of the papers, {len(held[0])}: {told}."
 
 
 def summary_row(found: Found) -> tuple[str, ...]:
@@ -109,18 +118,13 @@ def summary_row(found: Found) -> tuple[str, ...]:
 
 def claims_of(results: Path) -> str:
     """A table a paper, a row a claim: what was found, where more is said, and what the verdict stands on."""
-    path = results / FILE
-    if not path.exists():
+    read = claims_in(results)
+    if read is None:
         return NOTHING
-    try:
-        tree = read_tree(path)
-        claims, words = read_claims(tree), read_words(tree)
-    except (FileError, ValueError) as error:
-        leave_out(path, str(error))
-        return NOTHING
+    claims, words = read
     for at, claim in enumerate(claims, 1):
         for said in outdated(claim, results):
-            print(f"{path}: claim {at} must be read anew: {said}", file=sys.stderr)
+            print(f"{results / FILE}: claim {at} must be read anew: {said}", file=sys.stderr)
     found = {
         name: list(scales_of(name, results))
         for name in dict.fromkeys(claim.table for claim in claims)
@@ -131,6 +135,19 @@ def claims_of(results: Path) -> str:
         parts += [f"**{paper}**"] if paper else []
         parts.append(claim_table(held, found))
     return "\n\n".join(parts).replace("<", "&lt;")
+
+
+def claims_in(results: Path) -> tuple[Sequence[Claim], str] | None:
+    """The claims of a folder of results and the words that explain theirs; a file that is broken is named."""
+    path = results / FILE
+    if not path.exists():
+        return None
+    try:
+        tree = read_tree(path)
+        return read_claims(tree), read_words(tree)
+    except (FileError, ValueError) as error:
+        leave_out(path, str(error))
+        return None
 
 
 def claim_table(claims: Sequence[Claim], found: Mapping[str, Sequence[Found]]) -> str:
