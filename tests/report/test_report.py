@@ -1,6 +1,7 @@
 """The report's page: what it shows of runs, tables and attacks, and how it is written."""
 
 import json
+import re
 
 import pytest
 from report_cases import (
@@ -18,7 +19,6 @@ from report_cases import (
     write,
 )
 
-from hyperball.on_disk import cell_name, slug
 from hyperball.report import Chart, Page, Section, read_folder, read_runs, render, write_page
 from hyperball.report.doubts import Doubt, gathered
 from hyperball.report.kinds import Attack, Bench, Published, RobustCell, Robustness
@@ -260,11 +260,6 @@ def test_bars_of_ratios_that_differ_widely_are_logarithmic_and_begin_at_one(valu
     assert left + width == pytest.approx(bars.place(1.0) if log else places[0], abs=0.02)
 
 
-def test_the_name_of_a_cell_is_that_of_its_folder():
-    for row, column in (("tanh", "cosine, no relu"), ("weighting=joint (eq 15)", "tanh+cosine"), ("L∞ ball", "a_b.c")):
-        assert f"{slug(row)}--{slug(column)}" == cell_name(row, column)
-
-
 def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     page = Page("title", "lead", ())
     target = tmp_path / "page.html"
@@ -306,3 +301,22 @@ def test_spread_names_one_value_or_mean_and_deviation():
     assert spread([]) == "–"
     assert spread([1.0]) == "1.00"
     assert spread([1.0, 3.0], 1) == "2.0 ± 1.4"
+
+
+def test_a_section_has_an_address_of_its_own_that_stays_when_others_come(tmp_path):
+    sections = [Section("What holds"), Section("Table 3", table="dcnet-table3", scale="paper"), Section("Main"),
+                Section("Runs on π"), Section("ø"), Section("What holds"), Section("what holds 2")]  # fmt: skip
+    page = Page("Results", "", tuple(sections))
+    assert page.anchors == [
+        "what-holds", "dcnet-table3-paper", "main-2", "runs-on", "section", "what-holds-2", "what-holds-2-2",
+    ]  # fmt: skip
+    assert page.place("dcnet-table3", "paper") == "dcnet-table3-paper"
+    assert page.place("dcnet-table3", "quick") == page.place("", "") == ""
+
+
+def test_every_link_within_a_page_leads_somewhere(tmp_path):
+    make_table(tmp_path / "t")
+    text = page_of(tmp_path)
+    links, places = (set(re.findall(rf'{name}="#?([^"]*)"', text)) for name in ("href", "id"))
+    assert "synthetic-table-paper" in links
+    assert {link for link in links if not link.startswith(("data:", "http"))} <= places

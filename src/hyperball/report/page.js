@@ -203,7 +203,7 @@
     form.elements.count.value = filtered ? `${shown} of ${total} rows` : "";
     for (const entry of all(".toc li")) {
       const [title, ...scales] = all("a", entry), links = scales.length ? scales : [title];
-      links.forEach((link) => { link.hidden = Boolean(document.querySelector(link.getAttribute("href"))?.hidden); });
+      links.forEach((link) => { link.hidden = Boolean(document.getElementById(link.hash.slice(1))?.hidden); });
       const first = links.find((link) => !link.hidden);
       entry.hidden = !first;
       if (first) title.setAttribute("href", first.getAttribute("href"));
@@ -225,7 +225,7 @@
   }
   addEventListener("hashchange", openAimedAt);
   openAimedAt();
-  document.addEventListener("click", (event) => { if (event.target.closest('a[href^="#section-"]')) setTimeout(openAimedAt); });
+  document.addEventListener("click", (event) => { if (event.target.closest('a[href^="#"]')) setTimeout(openAimedAt); });
 
   // Light, dark, or what the system says; page.html?theme=dark asks for one.
   const button = document.querySelector("[data-theme-button]"), themes = ["system", "light", "dark"];

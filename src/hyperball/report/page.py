@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from itertools import groupby
+from itertools import count, groupby
 from math import log
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,8 @@ from hyperball.report.tables import Table
 
 FEW, MANY = 4, 6  # pictures that are shown of many, and how many are many
 WIDE = 16.0  # ratios that differ by more are drawn on a logarithmic scale
+TAKEN = ("main", "left-out")  # addresses of the page's own parts
+UNNAMED = re.compile(r"[^a-z0-9]+")  # what an address is written without
 CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f\ud800-\udfff]")
 
 
@@ -149,15 +151,28 @@ class Page:
     filters: bool = False
 
     @property
-    def contents(self) -> list[list[tuple[int, Section]]]:
-        """Sections with their numbers; those of one table at several scales, which follow each other, as one entry."""
-        numbered = enumerate(self.sections, 1)
-        return [list(entry) for _, entry in groupby(numbered, lambda one: (one[1].title, one[1].table))]
+    def anchors(self) -> list[str]:
+        """What links lead to, by section: its table and scale, else its title; a number makes each the only one."""
+        found = list(TAKEN)
+        for section in self.sections:
+            name = UNNAMED.sub("-", f"{section.table or section.title} {section.scale}".lower()).strip("-") or "section"
+            others = (f"{name}-{number}" for number in count(2))
+            found.append(name if name not in found else next(other for other in others if other not in found))
+        return found[len(TAKEN) :]
 
-    def place(self, table: str, scale: str) -> int:
-        """The number of the section of a table at a scale; 0 for none."""
-        places = ((section.table, section.scale) for section in self.sections)
-        return next((at for at, place in enumerate(places, 1) if place == (table, scale) and table), 0)
+    @property
+    def named(self) -> list[tuple[str, Section]]:
+        """Sections by their anchors."""
+        return list(zip(self.anchors, self.sections, strict=True))
+
+    @property
+    def contents(self) -> list[list[tuple[str, Section]]]:
+        """Sections by anchor; those of one table at several scales, which follow each other, as one entry."""
+        return [list(entry) for _, entry in groupby(self.named, lambda one: (one[1].title, one[1].table))]
+
+    def place(self, table: str, scale: str) -> str:
+        """The anchor of the section of a table at a scale; nothing where there is none."""
+        return next((at for at, held in self.named if table and (held.table, held.scale) == (table, scale)), "")
 
     def choices(self, name: str) -> list[str]:
         """The tables, scales or operators that the filter offers."""
