@@ -130,7 +130,7 @@ def test_the_page_begins_with_the_claims(tmp_path):
     assert [entry.by for entry in section.statements] == ["whole schedule, 2 seeds"] * 2 + ["whole schedule"]
     text = page_of(tmp_path)
     assert text.index("What holds") < text.index("At a glance")
-    place = re.search(r'<section id="(section-\d+)"[^>]*data-table="synthetic-table"[^>]*data-scale="paper"', text)[1]
+    place = re.search(r'<section id="([\w-]+)"[^>]*data-table="synthetic-table"[^>]*data-scale="paper"', text)[1]
     assert text.count(f'<a href="#{place}">synthetic-table</a>') == 2
     assert ">unknown · whole schedule<" in text  # a table that is not there is no link
 
