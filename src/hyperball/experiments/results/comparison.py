@@ -1,4 +1,4 @@
-"""A published table: its entries over seeds as jobs, and what their records say beside the paper's numbers."""
+"""The numbers of a published table: what the records of its runs say over seeds, beside the paper's."""
 
 from __future__ import annotations
 
