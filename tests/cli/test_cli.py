@@ -138,6 +138,10 @@ MISTAKES = {
     "an impossible value": (["train", "--optimizer.lr=-1"], "`optimizer.lr` must be > 0, got -1.0"),
     "an impossible combination": (["train", "--projection.every=5"], "needs a `model.magnitude`"),
     "an unknown magnitude": (["train", "--model.magnitude=tnh"], "did you mean 'tanh'?"),
+    "a nameless folder to keep in": (
+        ["reproduce", "dcnet-table3", "--missing", "--collect", ""],
+        "--collect must name a folder",
+    ),
     "a missing recipe": (["train", "nothing.yaml"], "nothing.yaml: no such file"),
     "an unknown recipe": (["train", "digts"], "unknown recipe 'digts'; did you mean digits?"),
     "an unknown model": (["train", "--model.name=cnn99"], "did you mean"),

@@ -1,8 +1,11 @@
 """Odd places in a results folder and odd places for a page: links, pipes, depths, closed folders, huge files."""
 
 import os
+import subprocess
+import sys
 
 import pytest
+from places import ROOT
 from report_cases import make_run, metrics, words_of
 
 from hyperball.cli import main
@@ -79,6 +82,31 @@ def test_a_folder_that_cannot_be_entered_is_named(tmp_path, monkeypatch):
             ("closed", "cannot be read: Permission denied")
         ]
         assert [run.name for run in found.runs] == ["good"]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="permissions of POSIX")
+@pytest.mark.parametrize("mode", [0o000, 0o444])
+def test_a_folder_without_permission_is_named_whoever_reads(mode, tmp_path):
+    make_run(tmp_path / "good")
+    closed = make_run(tmp_path / "closed")
+    closed.chmod(mode)
+    tmp_path.chmod(0o755)
+    code = """
+import os, sys
+from hyperball.report import read_folder
+os.chdir(sys.argv[1])
+if os.getuid() == 0:  # whom permissions do not stop
+    read_folder(".")  # imports what it needs
+    os.setuid(65534)
+found = read_folder(".")
+print([run.name for run in found.runs], [entry.path for entry in found.left_out])
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], env=environment, capture_output=True, text=True, check=False
+    )
+    closed.chmod(0o755)
+    assert done.stdout == "['good'] ['closed']\n", done.stderr
 
 
 def test_a_record_may_begin_with_a_byte_order_mark(tmp_path):

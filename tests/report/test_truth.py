@@ -29,7 +29,7 @@ from hyperball.report.page import Bar
 from hyperball.report.results import results_page
 from hyperball.report.sections.join import Joined
 from hyperball.report.sections.published import signed
-from hyperball.report.tables import family_of, group
+from hyperball.report.tables import family, family_of, group
 from hyperball.verdicts import NEAR
 
 pytest.importorskip("jinja2")
@@ -397,3 +397,46 @@ def test_networks_under_attack_have_names_of_their_own_and_the_baseline_comes_fi
 def test_a_network_of_which_nothing_is_known_is_no_baseline(tmp_path):
     write(tmp_path / "attack.json", attack_tree({}))
     assert section_of(tmp_path, part="robustness").tables[0].operators == ("",)
+
+
+@pytest.mark.parametrize(
+    "changes, operator",
+    [
+        ({"model__magnitude": None, "model__pool": "quadratic"}, "baseline"),
+        ({"model__magnitude": None, "model__pool": "mean"}, "baseline"),
+        ({"model__magnitude": None, "model__pool": "huber(learn_c=True)"}, "huber"),
+        ({"model__magnitude": None, "model__name": "pointnet", "model__pool": "mean"}, "quadratic"),
+        ({"model__magnitude": None, "model__name": "pointnet", "model__pool": "max"}, "max"),
+        ({"model__magnitude": "tanh", "model__pool": "quadratic"}, "tanh"),
+    ],
+)
+def test_plain_pooling_is_an_operator_of_networks_of_points_alone(changes, operator):
+    assert family(recipe_of(changes)) == operator
+
+
+def test_a_figure_of_some_of_a_tables_runs_draws_their_curves_and_what_is_of_them_alone(tmp_path):
+    folder = tmp_path / "net-table1-paper"
+    rows = ("tanh", "linear")
+    for row in rows:
+        make_run(folder / f"{row}--cosine/seed-0", model__magnitude=row, epochs=4)
+    entries = [number(row, "cosine", 10.0, [10.0]) for row in rows]
+    write(folder / "table.json", table_tree("net-table1", entries))
+    write(folder / "net-figure2.json", table_tree("net-figure2", entries[:1]))
+    line = {"name": "tanh, cosine", "x": [0, 1], "y": [1.0, 2.0]}
+    write(folder / "pictures/lengths.json", {"kind": "curves", "title": "Filter lengths", "series": [line]})
+    sections = {table: section_of(tmp_path, table=table) for table in ("net-table1", "net-figure2")}
+    titles = {
+        table: [chart.title for gallery in section.galleries for chart in gallery.charts]
+        for table, section in sections.items()
+    }
+    assert all("Test error, %: cosine" in held for held in titles.values())
+    assert "Filter lengths" in titles["net-figure2"]
+    assert "Filter lengths" not in titles["net-table1"]
+
+
+def test_a_chart_names_the_lines_that_it_has_no_room_for(tmp_path):
+    for at in range(14):
+        make_run(tmp_path / f"t/row{at}--cosine/seed-0", epochs=3, optimizer__lr=0.001 * (at + 1))
+    write(tmp_path / "t/table.json", table_tree("t", [number(f"row{at}", "cosine", 10.0, [10.0]) for at in range(14)]))
+    (note, *_) = [chart.note for gallery in section_of(tmp_path, table="t").galleries for chart in gallery.charts]
+    assert "12 of 14 lines, without row12; row13" in note

@@ -34,5 +34,5 @@ def counted(number: int, name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text without bytes of file names that no terminal takes."""
-    return text.encode("utf-8", errors="replace").decode()
+    """A text of one line, without what names of files may hold and no terminal should get."""
+    return "".join(c if c.isprintable() else "?" for c in text)

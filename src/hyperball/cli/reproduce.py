@@ -8,7 +8,6 @@ import math
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +35,9 @@ def reproduce(given: Sequence[str]) -> int:
     if not own.tables:
         raise UsageError("name a table, such as dcnet-table3; `hyperball list tables` lists them")
     check_counts(own)
+    for option in ("out", "collect"):
+        if getattr(own, option) == "":
+            raise UsageError(f"--{option} must name a folder, got ''")
     if own.missing and own.collect is None:
         raise UsageError("--missing goes with --collect FOLDER: it leaves out what that folder has")
     from hyperball.experiments.tables import experiment
@@ -181,10 +183,7 @@ def train_cells(whole: Experiment, own: argparse.Namespace, folder: str, over: f
         keeper.keep_cells([job for job in everything if job.folder == ended.folder])
 
     ends = run_local(waiting, own.jobs, speak, None if over == math.inf else over - time.monotonic(), keep)
-    is_over = time.monotonic() >= over
-    if is_over:
-        ends = [replace(end, interrupted=bool(end.reason)) for end in ends]
-    stopped = not is_over and any(end.interrupted and not end.late for end in ends)
+    stopped = time.monotonic() < over and any(end.interrupted and not end.late for end in ends)
     with shielded():
         keeper.keep_all(everything)
     drawn = draw_all(whole, own, out, time.monotonic() if stopped else over)

@@ -115,8 +115,9 @@ def clipped(value: Any) -> str:
 
 
 def texts(value: Any) -> tuple[str, ...]:
-    """The entries of a list as texts; nothing where there is no list."""
-    return tuple(clipped_note(entry) for entry in value) if isinstance(value, list) else ()
+    """The texts and numbers of a list as texts; nothing where there is no list."""
+    held = value if isinstance(value, list) else ()
+    return tuple(clipped_note(entry) for entry in held if isinstance(entry, str) or is_number(entry))
 
 
 def clipped_note(value: Any) -> str:

@@ -194,7 +194,7 @@ def read_number(entry: Any, file: str) -> Number:
     return Number(
         clipped(entry.get("row", "")), clipped(entry.get("column", "")), papers_number(entry.get("published"), about),
         all_numbers(entry, "values", about), all_numbers({"best": [], **entry}, "best", about),
-        texts(entry.get("doubts")), facts, clipped(entry.get("kind", "published")), texts(entry.get("seeds")), extra,
+        texts(entry.get("doubts")), facts, clipped(entry.get("kind") or "published"), texts(entry.get("seeds")), extra,
         texts(entry.get("diverged")),
     )  # fmt: skip
 

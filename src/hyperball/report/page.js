@@ -245,10 +245,10 @@
     try { localStorage.setItem("hyperball-theme", next); } catch { /* a page from a file may have no storage */ }
   });
 
-  // Paper has no folds.
+  // Paper has no folds, but for parts that are folded whole: shorter scales of a table, the list of every run.
   let folded = [];
   addEventListener("beforeprint", () => {
-    const closed = all("details:not([open])");
+    const closed = all("details:not([open])").filter((part) => !part.closest("section > details:first-child:not([open])"));
     closed.forEach((part) => { part.open = true; });
     folded.push(...closed);
   });

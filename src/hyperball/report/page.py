@@ -81,7 +81,17 @@ class Bars:
 
     @property
     def goals(self) -> bool:
-        return any(bar.goal is not None for bar in self.bars)
+        return self.kept or self.missed
+
+    @property
+    def kept(self) -> bool:
+        """Whether a bar has an aim that it reaches."""
+        return any(bar.goal is not None and bar.reached for bar in self.bars)
+
+    @property
+    def missed(self) -> bool:
+        """Whether one has an aim that it misses."""
+        return any(bar.goal is not None and not bar.reached for bar in self.bars)
 
 
 Figure = Chart | Picture | Bars

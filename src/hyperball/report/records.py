@@ -159,7 +159,7 @@ def relative(path: Path, root: Path) -> str:
 
 
 def holds_run(place: Place) -> bool:
-    return any(name in place.files or (place.folder / name).is_dir() for name in RUN_FILES)
+    return any(name in place.files or os.path.isdir(place.folder / name) for name in RUN_FILES)
 
 
 def read_run(folder: Path, name: str) -> Run:
@@ -244,7 +244,7 @@ def scale_of(record: Mapping[str, Any]) -> str:
 
 def present(path: Path) -> bool:
     """Whether something of that name is there, a dangling link among it."""
-    return path.exists() or path.is_symlink()
+    return os.path.lexists(path)
 
 
 def readable(file: str, read: Callable[[], Kept], nothing: Kept) -> tuple[Kept, tuple[tuple[str, str], ...]]:

@@ -121,21 +121,33 @@ def of_a_table(record: Curves | Features | Filters, joined: Sequence[Joined], fo
 def table_sections(joined: Sequence[Joined], found: Found) -> list[Section]:
     """The published tables; those that share a folder share its pictures, which are shown once.
 
-    Curves are drawn by every table that has runs which none before it drew. A table that has numbers at a longer scale
-    is folded.
+    Curves are drawn by every table that has runs which none before it drew, and by figures of some of a table's runs.
+    A table that has numbers at a longer scale is folded.
     """
     folders, drawn, sections = set(), set[int](), []
     for entry in joined:
         first = entry.table.folder not in folders
-        own = [record for record in pictures(found) if of_a_table(record, [entry], found)] if first else []
+        beside = [one for one in joined if one.table.folder == entry.table.folder]
+        own = [record for record in pictures(found) if of_a_table(record, [entry], found)]
+        own = [record for record in own if shown_by(record, beside) is entry]
         own = [record for record in own if stem(record) not in DRAWN_ANYWAY or not entry.used]
         own.sort(key=lambda record: entry.place_of(stem(record)))
         shown = galleries(own, operators={record.name: entry.operator_of(stem(record)) for record in own})
-        section = published_section(entry, first or not entry.used <= drawn, shown)
+        is_part = any(entry.used < one.used for one in beside)  # a figure of some of a table's runs
+        section = published_section(entry, first or is_part or not entry.used <= drawn, shown)
         sections.append(replace(section, folded=any(is_longer(other, entry) for other in joined)))
         folders.add(entry.table.folder)
         drawn |= entry.used
     return sections
+
+
+def shown_by(record: Curves | Features | Filters, beside: Sequence[Joined]) -> Joined:
+    """Of the tables in whose folder a picture lies, the smallest that has all of its curves; else the first."""
+    if isinstance(record, Curves):
+        names = {line.name for line in record.lines}
+        whole = [entry for entry in beside if names <= {f"{n.row}, {n.column}" for n in entry.table.numbers}]
+        return min(whole or beside[:1], key=lambda entry: len(entry.table.numbers))
+    return beside[0]
 
 
 def is_longer(entry: Joined, other: Joined) -> bool:

@@ -20,10 +20,12 @@ MISSING = "–"
 BASELINE = "baseline"
 PLAIN = ("baseline", "plain", "none", "nn.conv2d", "nn.linear")
 FAMILIES = (
-    "sphere", "ball", "tanh", "linear", "seg", "log", "mix", "barron", "piecewise", "max", "mean", "quadratic", "huber",
-    "pseudo_huber", "welsch", "truncated_quadratic", "absolute", "l1_ball", "l1_sphere", "l2_ball", "l2_sphere",
-    "linf_ball", "linf_sphere",
+    "sphere", "ball", "tanh", "linear", "seg", "log", "mix", "barron", "piecewise", "max", "quadratic", "huber",
+    "pseudo_huber", "welsch", "truncated_quadratic", "absolute", "median", "l1_ball", "l1_sphere", "l2_ball",
+    "l2_sphere", "linf_ball", "linf_sphere",
 )  # fmt: skip
+SAME = {"mean": "quadratic"}  # operators of two names
+USUAL, SETS = ("max", "quadratic"), ("pointnet", "points")  # poolings that plain networks have, but for those of sets
 OF_A_SEED = ("seed", "start.weights")  # the weights that a run began with are those of its own seed
 LOGGED, CHOOSES = "log.", "log.evaluate_every"  # of what a run logs, among how many epochs the best is chosen
 
@@ -168,14 +170,17 @@ def family(recipe: dict[str, Any]) -> str:
     if not tree:
         return ""
     for name in ("model.magnitude", "model.pool", "model.projection"):
-        if isinstance(tree.get(name), str) and tree[name] != "none":
-            return family_of(tree[name])
+        found = family_of(tree[name]) if isinstance(tree.get(name), str) else BASELINE
+        is_usual = name == "model.pool" and found in USUAL and tree.get("model.name") not in SETS
+        if found != BASELINE and not is_usual:
+            return found
     return BASELINE
 
 
 def family_of(text: str) -> str:
     """The known operator that a text begins with, or nothing; all that others are compared with is the baseline."""
     word = re.split(r"[ ,(+]", text.strip().lower(), maxsplit=1)[0]
+    word = SAME.get(word, word)
     return BASELINE if word in PLAIN else word if word in FAMILIES else ""
 
 

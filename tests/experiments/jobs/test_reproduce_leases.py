@@ -259,20 +259,50 @@ def test_a_record_that_could_not_be_kept_is_a_failure(trio, cells, tmp_path, mon
     assert main(command(tmp_path)) == 0
 
 
-@pytest.mark.parametrize("place", ["runs", "kept"])
-def test_a_full_disk_is_named(place, trio, cells, tmp_path, monkeypatch, capsys):
+@pytest.fixture
+def full(monkeypatch):
+    """Fills the disk for one file."""
     replaced = os.replace
 
-    def full(source, target):
-        if str(target) == str(tmp_path / place / "trio-paper" / "table.json"):
-            raise OSError(28, "No space left on device")
-        replaced(source, target)
+    def fill(path):
+        def replace(source, target):
+            if str(target) == str(path):
+                raise OSError(28, "No space left on device")
+            replaced(source, target)
 
-    monkeypatch.setattr(os, "replace", full)
+        monkeypatch.setattr(os, "replace", replace)
+
+    return fill
+
+
+def test_a_full_disk_is_named(trio, cells, tmp_path, full, capsys):
+    folder = tmp_path / "runs" / "trio-paper"
+    full(folder / "table.json")
     assert main(command(tmp_path)) == 2
-    folder = tmp_path / place / "trio-paper"
     assert capsys.readouterr().err.splitlines()[-1] == f"hyperball reproduce: {folder}: No space left on device"
     assert kept(tmp_path, "record.json") == ["ball--clean", "sphere--clean", "tanh--clean"]
+
+
+def test_the_table_is_printed_where_it_cannot_be_kept(trio, cells, tmp_path, full, capsys):
+    folder = tmp_path / "kept" / "trio-paper"
+    full(folder / "table.json")
+    assert main(command(tmp_path)) == 1
+    said = capsys.readouterr().out
+    assert f"could not keep the table and the pictures in {folder}: No space left on device" in said
+    assert "tanh    clean           50.00" in said
+    assert kept(tmp_path, "record.json") == ["ball--clean", "sphere--clean", "tanh--clean"]
+
+
+@pytest.mark.parametrize("place", ["runs", "kept"])
+def test_a_folder_that_nothing_can_be_written_to_is_refused_before_the_work(
+    place, trio, cells, tmp_path, monkeypatch, capsys
+):
+    folder = tmp_path / place / "trio-paper"
+    access = os.access
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path) != str(folder) and access(path, mode))
+    assert main(command(tmp_path)) == 2
+    assert f"{folder} cannot be written to" in capsys.readouterr().err
+    assert cells.started == []
 
 
 def test_a_run_with_broken_metrics_keeps_its_record(trio, tmp_path):

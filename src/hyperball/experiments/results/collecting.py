@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -58,6 +59,8 @@ class Keeper:
     def __post_init__(self) -> None:
         for folder in filter(None, (self.out, self.kept)):
             folder.mkdir(parents=True, exist_ok=True)
+            if not os.access(folder, os.W_OK | os.X_OK):
+                raise PermissionError(f"{folder} cannot be written to")
 
     def keep_cells(self, jobs: Sequence[Job]) -> None:
         """Say in finished records which cells they are, and keep them."""
@@ -71,10 +74,16 @@ class Keeper:
         with named(self.out):
             write_table(self.table, self.scale, self.out)
         if self.kept is not None:
-            pictures = sorted((self.out / PICTURES).glob("*.json"))
-            with named(self.kept):
-                self.say(keep_pictures(whole_of(self.table).at(self.scale), pictures, self.kept))
-                self.say([write_table(self.table, self.scale, self.kept, shrinks=False)])
+            self.keep_numbers(self.kept)
+
+    def keep_numbers(self, kept: Path) -> None:
+        """The table and the pictures beside the kept records; where these cannot be kept, the work goes on."""
+        pictures = sorted((self.out / PICTURES).glob("*.json"))
+        try:
+            self.say(keep_pictures(whole_of(self.table).at(self.scale), pictures, kept))
+            self.say([write_table(self.table, self.scale, kept, shrinks=False)])
+        except OSError as error:
+            self.say([f"{NOT_KEPT} the table and the pictures in {kept}: {error.strerror or error}"])
 
     @property
     def has_lost(self) -> bool:

@@ -19,7 +19,7 @@ Value = Callable[[Point], float | None]
 
 # The same operator has the same color in every picture; 0 is for what others are compared with.
 COLOR_OF = {
-    "baseline": 0, "max": 0, "tanh": 1, "huber": 1, "ball": 2, "welsch": 2, "sphere": 3, "mean": 3, "quadratic": 3,
+    "baseline": 0, "max": 0, "tanh": 1, "huber": 1, "ball": 2, "welsch": 2, "sphere": 3, "quadratic": 3,
     "linear": 4, "pseudo_huber": 4, "seg": 5, "truncated_quadratic": 5, "log": 6, "mix": 7, "barron": 8,
     "l1_ball": 1, "l1_sphere": 2, "l2_ball": 3, "l2_sphere": 4, "linf_ball": 7, "linf_sphere": 8,
 }  # fmt: skip
@@ -33,9 +33,14 @@ def colors(names: Sequence[str]) -> list[int]:
     return [next(following) if color is None else color for color in wanted]
 
 
-def first_of(entries: Sequence[Entry], most: int, word: str) -> tuple[Sequence[Entry], str]:
-    """The first entries that a picture has room for, and "12 of 16 lines" where there are more."""
-    return entries[:most], f"{most} of {len(entries)} {word}" if len(entries) > most else ""
+def first_of(
+    entries: Sequence[Entry], most: int, word: str, name: Callable[[Entry], str] | None = None
+) -> tuple[Sequence[Entry], str]:
+    """The first entries that a picture has room for, and "12 of 16 lines" where there are more, without which."""
+    if len(entries) <= most:
+        return entries, ""
+    without = "" if name is None else f", without {'; '.join(map(name, entries[most:]))}"
+    return entries[:most], f"{most} of {len(entries)} {word}{without}"
 
 
 def mean_and_band(lines: Sequence[Points]) -> tuple[Points, tuple[float, ...]]:
@@ -71,7 +76,7 @@ def run_chart(
         held = [line for run in runs if (line := over_steps(run, points, value))]
         found += [(name, operator, len(held), *mean_and_band(held))] if held else []
     lines = [entry for entry in found if entry[3]]
-    drawn, cut = first_of(lines, MOST_LINES, "lines")
+    drawn, cut = first_of(lines, MOST_LINES, "lines", lambda line: line[0])
     chosen = colors([operator or name for name, operator, *_ in drawn])
     series = tuple(
         Series(name, mean, color, band=band, operator=operator)

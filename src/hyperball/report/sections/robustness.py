@@ -329,7 +329,7 @@ def curve_chart(entries: Sequence[Robustness], owners: Owners, tables: Tables) -
         firsts = [held[0] for held in by_seed(members, owners).values()]
         mean, band = mean_and_band([tuple((scale * x, 100 * y) for x, y in sorted(one.points)) for one in firsts])
         found += [(name, family(recipe_of(members[0], owners)), mean, band)] if mean else []
-    drawn, cut = first_of(found, MOST_LINES, "lines")
+    drawn, cut = first_of(found, MOST_LINES, "lines", lambda line: line[0])
     chosen = colors([operator or name for name, operator, _, _ in drawn])
     series = tuple(
         Series(name, mean, color, band=band, operator=operator)

@@ -121,7 +121,7 @@ def share_of(joined: Joined, column: str) -> float | None:
 
 
 def outlier_chart(title: str, series: Sequence[Series]) -> Chart:
-    drawn, cut = curves.first_of(series, curves.MOST_LINES, "lines")
+    drawn, cut = curves.first_of(series, curves.MOST_LINES, "lines", lambda line: line.name)
     return Chart(title, "% of points", "%", tuple(drawn), " %", cut, (0.0, 100.0))
 
 

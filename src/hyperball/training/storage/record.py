@@ -11,7 +11,7 @@ import resource
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -71,14 +71,28 @@ class Record:
         """The record of a run's folder."""
         path = Path(run_dir) / RECORD
         try:
-            record = cls(**read_tree(path))
+            record = cls(**fields_in(read_tree(path)))
             if record.status != DIVERGED:
                 check_results(record.results)
             elif record.results or not isinstance(record.failure, dict):
                 raise FileError("a run that did not converge must have `failure` and no `results`")
             return record
-        except (FileError, TypeError) as error:
+        except FileError as error:
             raise FileError(f"{path}: {error}") from None
+
+
+def fields_in(tree: Any) -> dict[str, Any]:
+    """What a file has of a record's fields, which must be all that have no default, and no others."""
+    if not isinstance(tree, dict):
+        raise FileError(f"a record must be an object, got {reprlib.repr(tree)}")
+    known = {held.name: held.default is MISSING and held.default_factory is MISSING for held in fields(Record)}
+    lacking = [name for name, is_needed in known.items() if is_needed and name not in tree]
+    if lacking:
+        raise FileError(f"a record must have {', '.join(f'`{name}`' for name in lacking)}")
+    foreign = [name for name in tree if name not in known]
+    if foreign:
+        raise FileError(f"`{foreign[0]}` is no field of a record")
+    return tree
 
 
 def check_results(results: Any) -> None:
