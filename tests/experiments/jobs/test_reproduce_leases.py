@@ -5,6 +5,7 @@ import os
 import signal
 import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 from experiment_cases import tiny_recipe, tiny_table
@@ -183,6 +184,23 @@ def test_the_end_of_the_time_lets_cells_save_themselves_and_keeps_the_others(
     assert main(command(tmp_path)) == 0
     trained = [name for name in cells.started if "_tests" not in name]
     assert trained == ["tanh--clean/seed-0", "ball--clean/seed-0", "ball--clean/seed-0", "sphere--clean/seed-0"]
+
+
+def test_a_cell_that_cannot_save_itself_at_the_end_of_the_time_has_failed(trio, cells, tmp_path, capsys, monkeypatch):
+    untested = tuple(replace(entry, conditions={}) for entry in trio.entries)
+    monkeypatch.setitem(tables.TABLES, "trio", lambda: replace(trio, entries=untested))
+    cells.scripts["sphere"] = SAVES.replace("sys.exit(143)", "sys.exit('there is no room to save it')")
+    running = tmp_path / "runs" / "trio-paper" / "sphere--clean" / "seed-0"
+    began = time.monotonic()
+    clock = SimpleNamespace(
+        monotonic=lambda: began + (10_000 if (running / "up").exists() else 0), sleep=lambda seconds: os.sched_yield()
+    )
+    monkeypatch.setattr(crew, "time", clock)
+    monkeypatch.setattr("hyperball.cli.reproduce.time", clock)
+    assert main(command(tmp_path, "--time-limit", "5000")) == 1
+    errors = capsys.readouterr().err
+    assert "not done: sphere--clean/seed-0: there is no room to save it" in errors
+    assert "the same command goes on" not in errors
 
 
 def test_a_cell_that_another_runner_has_finished_is_not_named(trio, cells, tmp_path, capsys):
