@@ -59,7 +59,7 @@ class Curves:
 
 
 def read_features(tree: Mapping[str, Any], path: Path, name: str) -> Features:
-    """Points [n][2] with a label each; a point that is not finite is no mistake, and is not drawn."""
+    """Points [n][2] with a label each; one that is not finite, or whose label is none, is no mistake and not drawn."""
     points, labels = sequence(tree, "points", path.name), sequence(tree, "labels", path.name)
     same_length(("points", "labels"), points, labels, path.name)
     told = f"{path.name}: `points` must be pairs of numbers, one a label"
@@ -69,7 +69,7 @@ def read_features(tree: Mapping[str, Any], path: Path, name: str) -> Features:
     kept = [
         ((float(point[0]), float(point[1])), clipped(label))
         for point, label in zip(points, labels, strict=True)
-        if all(map(is_number, point))
+        if all(map(is_number, point)) and (isinstance(label, str) or is_number(label))
     ]
     if not kept:
         raise RecordError(told)

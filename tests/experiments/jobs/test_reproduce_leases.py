@@ -186,9 +186,12 @@ def test_the_end_of_the_time_lets_cells_save_themselves_and_keeps_the_others(
     assert trained == ["tanh--clean/seed-0", "ball--clean/seed-0", "ball--clean/seed-0", "sphere--clean/seed-0"]
 
 
-def test_a_cell_that_cannot_save_itself_at_the_end_of_the_time_has_failed(trio, cells, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize("tested", [True, False])
+def test_a_cell_that_cannot_save_itself_at_the_end_of_the_time_has_failed(
+    tested, trio, cells, tmp_path, capsys, monkeypatch
+):
     untested = tuple(replace(entry, conditions={}) for entry in trio.entries)
-    monkeypatch.setitem(tables.TABLES, "trio", lambda: replace(trio, entries=untested))
+    monkeypatch.setitem(tables.TABLES, "trio", lambda: trio if tested else replace(trio, entries=untested))
     cells.scripts["sphere"] = SAVES.replace("sys.exit(143)", "sys.exit('there is no room to save it')")
     running = tmp_path / "runs" / "trio-paper" / "sphere--clean" / "seed-0"
     began = time.monotonic()
@@ -200,6 +203,8 @@ def test_a_cell_that_cannot_save_itself_at_the_end_of_the_time_has_failed(trio, 
     assert main(command(tmp_path, "--time-limit", "5000")) == 1
     errors = capsys.readouterr().err
     assert "not done: sphere--clean/seed-0: there is no room to save it" in errors
+    needs = "not done: sphere--clean_tests/seed-0: it needs sphere--clean/seed-0: there is no room to save it"
+    assert (needs in errors) is tested
     assert "the same command goes on" not in errors
 
 

@@ -24,8 +24,6 @@ PATIENCE = 120.0  # and after Ctrl-C
 WORTH = 60.0  # seconds that are worth beginning a cell which takes longer, as it saves itself
 LATE = "not begun: too little time was left"
 UNTRIED = "there was no memory for it beside others, and no time for another try"
-
-
 Running = tuple[Job, "subprocess.Popen[bytes]"]
 
 
@@ -46,8 +44,8 @@ def run_local(
         seen: tuple[int, ...] = ()
         while crew.goes_on:
             if crew.state != seen:  # many cells that wait take a while to look through
-                seen = crew.state  # of before: a cell that could not begin may be what others wait for
                 crew.begin()
+                seen = crew.state
             for job in crew.look():
                 when_ended(job)
             time.sleep(PAUSE)
@@ -95,24 +93,27 @@ class Crew:
 
     def begin(self) -> None:
         """Start the first jobs whose needs are met, and end those whose needs failed."""
-        failed = self.failed()
+        self.end_behind(self.failed())
         for job in list(self.waiting):
-            broken = [name for name in job.needs if name in failed]
-            if broken:
-                self.waiting.remove(job)
-                self.end(End(job, f"it needs {broken[0]}: {failed[broken[0]]}"))
-                failed = self.failed()  # others may need this one
-                continue
             running = [held.cell.name for held, _ in self.running]
             pending = {*running, *(other.cell.name for other in self.waiting)}
-            if self.room.has_place(job.cell.name, running) and not pending & set(job.needs) and not self.is_late:
+            ready = self.room.has_place(job.cell.name, running) and not pending & set(job.needs) and not self.is_late
+            if ready and job in self.waiting:
                 self.waiting.remove(job)
                 self.launch(job, running)
-                failed = self.failed()
 
-    def failed(self) -> dict[str, str]:
-        """The names of cells that ended without being done, and why."""
-        return {end.job.cell.name: end.reason for end in self.ends if end.reason and not end.job.is_done}
+    def failed(self, for_good: bool = False) -> dict[str, str]:
+        """The names of cells that ended without being done, and why; `for_good` not those that were interrupted."""
+        ends = (end for end in self.ends if end.reason and not (for_good and end.interrupted))
+        return {end.job.cell.name: end.reason for end in ends if not end.job.is_done}
+
+    def end_behind(self, failed: dict[str, str]) -> None:
+        """End the jobs that need cells which failed, and those that need these."""
+        while found := next(((job, need) for job in self.waiting for need in job.needs if need in failed), None):
+            job, need = found
+            failed[job.cell.name] = f"it needs {need}: {failed[need]}"
+            self.waiting.remove(job)
+            self.end(End(job, failed[job.cell.name]))
 
     def launch(self, job: Job, running: Sequence[str]) -> None:
         """Start a job beside those that run; one whose folder or process cannot be made ends alone."""
@@ -121,6 +122,7 @@ class Crew:
             process = start(job, self.count)
         except OSError as error:
             self.end(End(job, reason_of(error)))
+            self.end_behind(self.failed())
             return
         self.room.begin(job.cell.name, running)
         self.running.append((job, process))
@@ -160,6 +162,7 @@ class Crew:
             with shielded():
                 self.say("stopping: every cell saves itself first")
                 self.ends += stop(self.running, grace, self.logs)
+                self.end_behind(self.failed(for_good=True))
         reasons = {job.cell.name: LATE if late else "not begun" for job in self.waiting}
         reasons |= dict.fromkeys(self.room.most, UNTRIED)
         return [*self.ends, *(End(job, reasons[job.cell.name], interrupted=True, late=late) for job in self.waiting)]
