@@ -13,14 +13,16 @@ LOST = "N/C"  # the papers' word for a network that did not converge
 NEAR = 1.5  # points from a paper's number that count as reproduced
 APART = 1.0  # points between two numbers of a paper whose order is looked at
 WIDTH = 3.0  # standard errors from chance that are no better than it
+GUESSING = 1e-6  # of the loss of guessing: a loss so near to it is that of a network whose logits are all alike
 CLASSES = {
     "cifar10": 10, "cifar100": 100, "fashion-mnist": 10, "imagenet": 1000, "imagewoof": 10, "mnist": 10,
     "modelnet40": 40, "tiny-imagenet": 200,
 }  # fmt: skip
 COMMONEST = {"imagewoof": 429 / 3929, "mnist": 1135 / 10_000, "modelnet40": 100 / 2468}  # class of an uneven test set
 CHANCE = (
-    f'"{LOST}" is a network that did not converge: its numbers are not finite, or its last top-1 accuracy is within '
-    f"{WIDTH:g} standard errors of chance, 1 in so many classes or the share of the commonest, on the images tested"
+    f'"{LOST}" is a network that did not converge: its numbers are not finite, its last top-1 accuracy is within '
+    f"{WIDTH:g} standard errors of chance, 1 in so many classes or the share of the commonest, on the images tested, "
+    "or its loss is that of guessing, the logarithm of the number of classes, to six digits"
 )
 COMPLEMENTS = {"error": "top1", "top5_error": "top5"}  # errors, and the accuracies that they are 100 % less
 METRICS = {"error": "Test error, %", "top1": "Test accuracy, %", "top5_error": "Top-5 test error, %"}
@@ -39,9 +41,11 @@ def is_chance(top1: float, images: float, guesses: Sequence[float]) -> bool:
 def ends_at_chance(data: object, last: Mapping[str, Any], images: object = None) -> bool:
     """Whether a last evaluation on a known set is no better than guessing; `images` where it does not say how many."""
     classes = CLASSES.get(data) if isinstance(data, str) else None
-    top1, count = last.get("top1"), last.get("samples") or images
+    top1, count, loss = last.get("top1"), last.get("samples") or images, last.get("loss")
     if classes is None or not is_positive(count) or not (is_positive(top1) or top1 == 0):
         return False
+    if is_number(loss) and math.isclose(loss, math.log(classes), rel_tol=GUESSING):
+        return True
     even = 1 / classes
     return is_chance(top1, count, (even, COMMONEST.get(str(data), even)))
 

@@ -44,6 +44,13 @@ def test_a_network_at_chance_is_within_three_standard_errors_of_what_guessing_gi
     assert not ends_at_chance(data, {"top1": top1})
 
 
+@pytest.mark.parametrize("off, at_chance", [(0.0, True), (1e-7, True), (-1e-7, True), (1e-5, False), (-1e-5, False)])
+def test_a_network_whose_loss_is_that_of_guessing_has_learned_nothing(off, at_chance):
+    loss = math.log(100) * (1 + off)
+    assert ends_at_chance("cifar100", {"top1": 0.0138, "samples": 10_000, "loss": loss}) is at_chance
+    assert ends_at_chance("cifar100", {"top1": 0.0100, "samples": 10_000, "loss": loss})
+
+
 def test_every_set_of_the_papers_tables_has_a_number_of_classes():
     assert {entry.recipe.data.name for name in TRAINED for entry in trained(name).entries} <= set(CLASSES)
 

@@ -18,6 +18,7 @@ from hyperball.experiments.jobs.failures import (
     TRIES,
     Room,
     first_sentence,
+    last_words,
     lines_of,
     out_of_memory,
     write_down,
@@ -76,6 +77,33 @@ def test_one_endless_word_is_cut_too():
 )
 def test_a_device_without_memory_is_known_by_what_the_log_says(line, is_full):
     assert out_of_memory(["Traceback", line, "[W] a warning at exit"]) == (line if is_full else "")
+
+
+LAUNCH = (
+    "torch.AcceleratorError: CUDA error: unspecified launch failure\n"
+    "CUDA kernel errors might be asynchronously reported at some other API call.\n"
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
+)
+TRACED = "Traceback (most recent call last):\n  File x, line 1\n    raise ValueError(text)\n"
+
+
+@pytest.mark.parametrize(
+    "text, expected",
+    [
+        (TRACED + LAUNCH, "torch.AcceleratorError: CUDA error: unspecified launch failure"),
+        (TRACED + "KeyError: 'a'\n\nThe above exception was ...:\n\n" + TRACED + LAUNCH, LAUNCH.splitlines()[0]),
+        (TRACED + "ValueError: one\nRuntimeError: is what this text speaks of\n", "ValueError: one"),
+        (TRACED + "AssertionError\n", "AssertionError"),
+        (TRACED + "my.Odd: nothing that is known\nmore\n", "more"),
+        ("RuntimeError: of a warning\nepoch 3\nhyperball train: no room\n", "hyperball train: no room"),
+        ("", ""),
+    ],
+)
+def test_a_traceback_is_told_by_the_line_that_names_its_error(text, expected, tmp_path):
+    job = job_in(tmp_path, text)
+    assert last_words(lines_of(job.log)) == expected
+    assert ended(job, 1).reason == (first_sentence(expected) or "exit code 1")
 
 
 def job_in(folder, text=""):

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hyperball._errors import FAILED, USAGE, exit_code, one_line
-from hyperball.experiments.jobs.failures import first_sentence, lines_of, out_of_memory
+from hyperball.experiments.jobs.failures import first_sentence, last_words, lines_of, out_of_memory
 from hyperball.experiments.jobs.job import Job
 
 UNSAVED = "stopped without saving: it had not begun, or was too slow"
@@ -38,7 +38,7 @@ def ended(job: Job, code: int, since: int = 0) -> End:
     asked = code in INTERRUPTIONS
     lines = lines_of(job.log, since)
     full = "" if asked else out_of_memory(lines)
-    last = full or (lines[-1][:300] if lines else "")
+    last = full or last_words(lines)[:300]
     if full or code not in (USAGE, *INTERRUPTIONS):
         last = first_sentence(last)
     if last and code not in SPOKEN:

@@ -15,6 +15,8 @@ TRIES = 2  # more, of a cell for which there was no memory beside others
 FULL = re.compile(
     r"OutOfMemoryError|(CUDA|HIP)\b.{0,20}out of memory|(CUBLAS|CUDNN)_STATUS_(ALLOC_FAILED|NOT_INITIALIZED)"
 )
+TRACEBACK = "Traceback (most recent call last):"
+NAMED = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt)\b(: |$)")  # an error's name, behind a traceback
 SENTENCE = re.compile(r"(?<=\w\w[.!?])\s+(?=[A-Z])")
 
 
@@ -39,6 +41,15 @@ def lines_of(path: Path, since: int = 0) -> list[str]:
     except OSError:
         return []
     return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def last_words(lines: Sequence[str]) -> str:
+    """Why a process ended: the line with which its last traceback names the error, or the last line of all.
+
+    Errors of CUDA have further lines of advice behind that one.
+    """
+    beyond = next((at for at in range(len(lines), 0, -1) if lines[at - 1] == TRACEBACK), len(lines))
+    return next((line for line in lines[beyond:] if NAMED.match(line)), lines[-1] if lines else "")
 
 
 def out_of_memory(lines: Sequence[str]) -> str:
