@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import statistics
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -77,37 +78,41 @@ def lag(runs: Sequence[Run]) -> str:
 
 
 def outliers(joined: Joined) -> Gallery:
-    """Accuracy over the share of outliers in the test, ours and the paper's with one scale."""
-    ours: dict[str, list[tuple[float, float, float]]] = {}
-    theirs: dict[str, list[tuple[float, float]]] = {}
-    operators = {}
-    for line in joined.lines:
-        row, at = line.number.row, share_of(joined, line.number.column)
-        if at is None:
-            continue
-        operators[row] = line.operator
-        if line.mean is not None:
-            width = statistics.stdev(line.values) if len(line.values) > 1 else 0.0
-            ours.setdefault(row, []).append((at, line.mean, width))
-        if isinstance(line.number.published, int | float):
-            theirs.setdefault(row, []).append((at, float(line.number.published)))
+    """Accuracy over the share of outliers in the test with one scale: ours, the paper's, and at our best epochs.
+
+    These, which a share of outliers chose for itself, are drawn where tests under outliers followed every epoch.
+    """
+    tested = [(line, at) for line in joined.lines if (at := share_of(joined, line.number.column)) is not None]
+    ours, best = (shares_of(tested, operator.attrgetter(name)) for name in ("values", "best"))
+    theirs = shares_of(tested, lambda line: (line.number.published,))
     names = list(dict.fromkeys([*ours, *theirs]))
     plain = [Series(row, ((0.0, 0.0),), color) for row, color in zip(names, curves.colors(names), strict=True)]
     style = {entry.name: (entry.color, entry.dash) for entry in apart(plain)}
-    mine = tuple(
-        Series(row, tuple((x, y) for x, y, _ in sorted(points)), style[row][0], dash=style[row][1],
-               operator=operators[row], band=band_of(sorted(points)))
-        for row, points in ours.items() if len(points) > 1
-    )  # fmt: skip
-    paper_lines = tuple(
-        Series(row, tuple(sorted(points)), style[row][0], operator=operators[row], dash=style[row][1])
-        for row, points in theirs.items()
-        if len(points) > 1
-    )
+    families = {line.number.row: line.operator for line, _ in tested}
+    drawn = {"ours": ours, "the paper": theirs, "ours, the best epoch for each share": best}
     charts = [
-        outlier_chart(f"Under outliers: {who}", held) for who, held in (("ours", mine), ("the paper", paper_lines))
-    ]
-    return Gallery("Against the share of outliers", tuple(chart for chart in charts if chart.series) if mine else ())
+        outlier_chart(f"Under outliers: {who}", [
+            Series(row, tuple((x, y) for x, y, _ in points), style[row][0], dash=style[row][1],
+                   operator=families[row], band=band_of(points))
+            for row, points in held.items() if len(points) > 1
+        ])
+        for who, held in drawn.items()
+    ]  # fmt: skip
+    shown = [chart for chart in charts if chart.series] if charts[0].series else []
+    return Gallery("Against the share of outliers", tuple(shown))
+
+
+def shares_of(
+    tested: Sequence[tuple[Line, float]], values: Callable[[Line], Sequence[Any]]
+) -> dict[str, list[tuple[float, float, float]]]:
+    """By row, in the order of shares: the share, the mean over seeds, and their standard deviation."""
+    rows: dict[str, list[tuple[float, float, float]]] = {}
+    for line, at in tested:
+        held = [float(value) for value in values(line) if is_number(value)]
+        if held:
+            width = statistics.stdev(held) if len(held) > 1 else 0.0
+            rows.setdefault(line.number.row, []).append((at, statistics.fmean(held), width))
+    return {row: sorted(points) for row, points in rows.items()}
 
 
 def share_of(joined: Joined, column: str) -> float | None:
