@@ -38,6 +38,14 @@ def test_the_best_epochs_of_each_share_have_a_chart_of_their_own(tmp_path):
     }
 
 
+def test_best_epochs_of_a_row_that_has_nothing_else_are_drawn(tmp_path):
+    found = drawn(tmp_path, [
+        number("welsch", "clean", None, [85.0]), number("welsch", "clean, 50 %", None, [37.0]),
+        number("odd", "clean", None, [], [84.0]), number("odd", "clean, 50 %", None, [], [58.0]),
+    ])  # fmt: skip
+    assert set(found["Under outliers: ours, the best epoch for each share"]) == {"odd"}
+
+
 @pytest.mark.parametrize("values", [[], [37.0]])
 def test_without_two_shares_of_ours_there_is_no_chart(values, tmp_path):
     numbers = [number("welsch", "clean", 86.6, []), number("welsch", "clean, 50 %", 58.6, values)]

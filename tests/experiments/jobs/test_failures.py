@@ -106,6 +106,12 @@ def test_a_traceback_is_told_by_the_line_that_names_its_error(text, expected, tm
     assert ended(job, 1).reason == (first_sentence(expected) or "exit code 1")
 
 
+@pytest.mark.parametrize("code", [2, 130, 143])
+def test_a_cell_that_says_why_in_its_last_line_is_taken_at_its_word(code, tmp_path):
+    job = job_in(tmp_path, TRACED + "ValueError: that was passed over\nepoch 3\nstopped, saved at step 730\n")
+    assert ended(job, code).reason == "stopped, saved at step 730"
+
+
 def job_in(folder, text=""):
     job = Job(Cell("cell", 0, tiny_recipe()), folder)
     folder.mkdir(exist_ok=True)

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from hyperball import models
+from hyperball.convert.heads import parse_projection
 from hyperball.experiments.jobs.of_table import jobs_of
 from hyperball.experiments.protocols import CIFAR_MILESTONES, CIFAR_STEPS, cifar, shorter
 from hyperball.experiments.results.comparison import Comparison
@@ -66,6 +67,18 @@ def test_other_peoples_networks_of_the_architectures_exist(name):
         models.create(name, num_classes=10)
 
 
+def changed_by_a_scale(model):
+    return replace(model, options={}, pool=None, projection=None)
+
+
+def kind_of_projection(recipe):
+    """Its set, and whether its radius is learned."""
+    if recipe.model.projection is None:
+        return None
+    name, given = parse_projection(recipe.model.projection)
+    return name, given.get("learn", True)
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_every_scale_is_shorter_and_changes_no_operator(name):
     paper = trained(name)
@@ -80,7 +93,11 @@ def test_every_scale_is_shorter_and_changes_no_operator(name):
             told = full.recipe.model.override(
                 {"magnitude": short.recipe.model.magnitude} if "alpha 10 instead of 1" in reduced.words(scale) else {}
             )
-            assert replace(short.recipe.model, options={}, pool=None) == replace(told, options={}, pool=None)
+            assert changed_by_a_scale(short.recipe.model) == changed_by_a_scale(told)
+            assert kind_of_projection(short.recipe) == kind_of_projection(full.recipe)
+            assert short.recipe.model.projection == full.recipe.model.projection or "radii a quarter" in reduced.words(
+                scale
+            )
             assert short.recipe.model.pool == full.recipe.model.pool or "mean instead of max pooling" in reduced.words(
                 scale
             )

@@ -198,9 +198,26 @@ def test_the_first_step_of_a_learned_radius_is_that_of_the_radius_itself_at_the_
     assert recipe.optimizer.radius_schedule == "constant"
 
 
-def test_what_learns_no_radius_has_no_rate_for_one():
-    rates = [e.recipe.optimizer.radius_lr for e in trained("projections-cifar10").entries if e.column != "adaptive"]
-    assert set(rates) == {None}
+@pytest.mark.parametrize("scale", ["paper", "quick"])
+def test_what_learns_no_radius_has_no_rate_for_one(scale):
+    entries = trained("projections-cifar10").at(scale).entries
+    assert {entry.recipe.optimizer.radius_lr for entry in entries if entry.column != "adaptive"} == {None}
+
+
+@pytest.mark.parametrize("row", adaptive())
+def test_a_quarter_of_the_features_lies_beyond_a_quick_radius_as_often_as_all_do_beyond_the_published_one(row):
+    entries = {entry.row: entry for entry in trained("projections-cifar10").at("quick").entries}
+    full, quick = adaptive()[row], entries[row].recipe  # the last entry of a row is its adaptive one
+    widths = [models.create("resnet18", 10, **recipe.model.options).num_features for recipe in (full, quick)]
+    assert widths == [512, 128]
+    layers = [make_projection(recipe.model.projection) for recipe in (full, quick)]
+    lengths = [
+        torch.linalg.vector_norm(torch.randn(4000, n, generator=torch.Generator().manual_seed(0)), layer.p, -1)
+        / layer.radius.detach()
+        for n, layer in zip(widths, layers, strict=True)
+    ]
+    assert float(lengths[0].median()) == pytest.approx(float(lengths[1].median()), rel=0.2)
+    assert quick.optimizer.radius_lr == pytest.approx(0.01 / float(layers[1].radius.detach()) ** 2)
 
 
 @pytest.mark.parametrize("row", ["huber adaptive", "barron adaptive"])

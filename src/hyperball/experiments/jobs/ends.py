@@ -38,9 +38,10 @@ def ended(job: Job, code: int, since: int = 0) -> End:
     asked = code in INTERRUPTIONS
     lines = lines_of(job.log, since)
     full = "" if asked else out_of_memory(lines)
-    last = full or last_words(lines)[:300]
     if full or code not in (USAGE, *INTERRUPTIONS):
-        last = first_sentence(last)
+        last = first_sentence((full or last_words(lines))[:300])
+    else:
+        last = lines[-1][:300] if lines else ""
     if last and code not in SPOKEN:
         last = f"{last} ({name})"
     return End(job, last or (UNSAVED if asked else name), asked, full=bool(full))

@@ -85,7 +85,7 @@ def outliers(joined: Joined) -> Gallery:
     tested = [(line, at) for line in joined.lines if (at := share_of(joined, line.number.column)) is not None]
     ours, best = (shares_of(tested, operator.attrgetter(name)) for name in ("values", "best"))
     theirs = shares_of(tested, lambda line: (line.number.published,))
-    names = list(dict.fromkeys([*ours, *theirs]))
+    names = list(dict.fromkeys([*ours, *theirs, *best]))
     plain = [Series(row, ((0.0, 0.0),), color) for row, color in zip(names, curves.colors(names), strict=True)]
     style = {entry.name: (entry.color, entry.dash) for entry in apart(plain)}
     families = {line.number.row: line.operator for line, _ in tested}

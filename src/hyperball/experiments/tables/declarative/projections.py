@@ -10,9 +10,11 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from hyperball.experiments.protocols import projected, shorter
+from hyperball.convert.heads import PROJECTIONS, parse_projection
+from hyperball.experiments.protocols import projected, radius_rate, shorter
 from hyperball.experiments.table import Entry, Kind, Reduction, published
 from hyperball.experiments.tables.declarative.pooling import BESIDE
+from hyperball.nn.projection import DEFAULT_RADIUS
 from hyperball.training.recipe import Recipe
 
 SETS = {f"{norm} {surface}": f"{norm}_{surface}" for norm in ("l1", "l2", "linf") for surface in ("sphere", "ball")}
@@ -59,6 +61,20 @@ BIAS = "the classifier has a bias, as torchvision's ResNet-18"
 
 def projection_text(projection: str, how: str) -> str:
     return f"{projection}(learn={how == 'adaptive'})"
+
+
+def with_fewer_features(projection: str | None, share: float) -> dict[str, Any]:
+    """The changes with which a set holds as much of a share of the features as it did of all.
+
+    Normalized features are √n long by the L2 norm and n by the L1 norm, but for a factor, and so are the radii.
+    """
+    if projection is None:
+        return {}
+    name, given = parse_projection(projection)
+    p = PROJECTIONS[name][0]
+    radius = (given.get("radius") or DEFAULT_RADIUS[p]) * share ** (1 / p)
+    text = f"{name}(radius={radius:g}, learn={given.get('learn', True)})"
+    return {"model.projection": text, "optimizer.radius_lr": radius_rate(text)}
 
 
 def entries(facts: dict[str, Any], make: Callable[[str | None], Recipe], of: str = "") -> tuple[Entry, ...]:
