@@ -11,7 +11,9 @@ from attack_models import EPSILON, Around, Quantized, sample, trained
 from torch import Tensor, nn
 
 from hyperball.attacks import RecordError, Robustness, evaluate_robustness
+from hyperball.attacks.journal import alike, is_line
 from hyperball.attacks.lock import alone
+from hyperball.attacks.methods.table import parse
 
 FEW = {"epsilon": EPSILON, "checks": False, "batch_size": 16}
 
@@ -195,6 +197,8 @@ DAMAGES = {
     "short": (damaged(correct="101"), "`correct` of fgsm is not of 20 images"),
     "no marks": (damaged(correct=[1] * 20), "an attack lacks its text, accuracy, stages or images"),
     "losses": (damaged(loss=[0.0]), "`loss` of fgsm is not of 20 images"),
+    "a text among the losses": (damaged(loss=["x"] * 20), "`loss` of fgsm holds something else than numbers"),
+    "lists of distances": (damaged(distance=[[1.0]] * 20), "`distance` of fgsm holds something else than numbers"),
     "distance": (damaged(distance=3), "`distance` of fgsm is not of 20 images"),
     "attack": (damaged(attack="frob"), "unknown attack 'frob'"),
     "parameter": (damaged(attack="pgd(frob=1)"), "pgd has no parameter 'frob'"),
@@ -268,3 +272,22 @@ def test_extra_state_is_part_of_a_model():
     first, same, *others = (conditions["model_sha256"] for conditions in digests)
     assert first == same
     assert first not in others
+
+
+@pytest.mark.parametrize("loss", [["x"], [[1.0]], [True], [1.0, 2.0], 3])
+def test_a_line_of_a_journal_holds_numbers(loss):
+    sound = {"key": "fgsm", "correct": "1", "loss": [None], "distance": [0.5], "seconds": 1.0}
+    assert is_line(sound)
+    assert not is_line({**sound, "loss": loss})
+
+
+@pytest.mark.parametrize("odd", ["x", [1.0, 2.0], {}])
+def test_logits_that_are_none_are_like_no_others(odd):
+    table = {"logits": [[1.0, 2.0]], "within": 1e-3}
+    assert alike(table, table)
+    assert not alike({"logits": [[1.0, odd]], "within": 1e-3}, table)
+
+
+def test_a_sum_of_attacks_is_refused():
+    with pytest.raises(ValueError, match="give parameters by name"):
+        parse("pgd(steps=5)+fgsm()")

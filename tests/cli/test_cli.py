@@ -182,6 +182,29 @@ def test_a_mistake_is_refused_with_one_line_that_helps(arguments, message, capsy
     assert list(tmp_path.rglob("*.json")) == []
 
 
+def test_an_empty_mapping_takes_the_place_of_what_a_recipe_has(capsys):
+    code, shown, _ = call(capsys, "train", "cifar10", "--model.options={}", "--print_config")
+    assert code == 0
+    assert "options: {}" in shown
+    assert "norm_eps" in call(capsys, "train", "cifar10", "--print_config")[1]
+
+
+@pytest.mark.parametrize("closing", [">&-", "2>&-", ">&- 2>&-"])
+def test_a_closed_output_ends_no_command(closing, tmp_path):
+    line = f"{sys.executable} -m hyperball data digits {closing}; echo $? > code"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert (tmp_path / "code").read_text() == "0\n"
+    assert "Traceback" not in done.stderr
+
+
+def test_what_an_encoding_lacks_is_a_question_mark(tmp_path):
+    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "hyperball", "list", "magnitudes"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert "?" in done.stdout
+    assert done.stdout.isascii()
+
+
 def test_debug_adds_the_traceback(capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     code, _, errors = call(capsys, "train", "nothing.yaml", "--debug")

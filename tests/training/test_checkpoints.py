@@ -14,12 +14,13 @@ import torch
 from training_cases import DECOUPLED, Heard, losses, noise, run, same, small, weights
 
 from hyperball.files import FileError
-from hyperball.training import CheckpointError, Interrupted, evaluate, load_model, read_metrics, resume
+from hyperball.training import CheckpointError, Interrupted, evaluate, load_model, loop, read_metrics, resume
 from hyperball.training.process.interrupts import resume_command
 from hyperball.training.storage import checkpoint as checkpoints
 from hyperball.training.storage.checkpoint import Checkpoint, load_checkpoint, save_checkpoint, saved_steps
 from hyperball.training.storage.folder import held
 from hyperball.training.storage.state import changes as environment_changes
+from hyperball.training.update.step import Step
 
 RESUMED: dict[str, dict[str, Any]] = {
     "adam": {},
@@ -49,6 +50,24 @@ def crash_at(step: int) -> Heard:
             raise Crash
 
     return Heard(act)
+
+
+def test_saving_often_takes_no_time_of_the_steps_and_gives_none_away(tmp_path: Path, monkeypatch: Any) -> None:
+    now = [0.0]
+    monkeypatch.setattr(loop.time, "perf_counter", lambda: now[0])
+    whole_step = Step.__call__
+
+    def step(self: Step, *place: int) -> None:
+        whole_step(self, *place)
+        now[0] += 1.0
+
+    monkeypatch.setattr(Step, "__call__", step)
+    monkeypatch.setattr(loop, "save_checkpoint", lambda *_: now.__setitem__(0, now[0] + 100.0))
+    changes = {"log.checkpoint_steps": 1, "log.every": 1000, "log.evaluate_every": 100}
+    record = run(tmp_path / "run", changes)
+    steps = record.conditions["steps"]
+    assert record.timing["training_seconds"] == steps - 1  # the first one compiles
+    assert record.timing["images_per_second"] == record.conditions["batch_size"]
 
 
 @pytest.mark.parametrize("name", RESUMED)

@@ -33,6 +33,10 @@ REFUSED = [
     ({"data.crop": "zero", "data.pad": 20}, "`data.pad` must be at most the 8 pixels of an image's side of digits"),
     ({"data.cutout": 9}, "`data.cutout` must be at most the 8 pixels of an image's side of digits, got 9"),
     ({"data.name": "clouds", "data.points": 999}, "`data.points` must be at most the 256 points of a cloud of clouds"),
+    (
+        {"data.name": "clouds", "model.name": "points", "batch_size": 1, "data.train_size": 20},
+        "`batch_size` must be at least 2 for 'points', got 1",
+    ),
     ({"start.weights": "nowhere.safetensors"}, "nowhere.safetensors cannot be read"),
     ({"start.weights": "weights.pt"}, "weights must be a run's folder or a .safetensors file"),
 ]

@@ -22,7 +22,7 @@ from hyperball.attacks.arguments import (
     device_of,
 )
 from hyperball.attacks.gradient import gradient
-from hyperball.attacks.journal import Journal, from_tree, to_tree
+from hyperball.attacks.journal import Journal, RecordError, from_tree, to_tree
 from hyperball.attacks.methods.auto import seeded
 from hyperball.attacks.methods.table import parse
 from hyperball.attacks.methods.task import Attack, Model, Task, Verdict, cross_entropy, judge
@@ -109,6 +109,8 @@ class Bench:
     ) -> dict[str, Any]:
         key = f"{label} | batch {number}, images {zlib.crc32(index.numpy().tobytes()):08x}"
         line = self.journal.get(key)
+        if line is not None and len(line["correct"]) != len(index):
+            raise RecordError(f"{self.journal.path} has {len(line['correct'])} images for {key}; move it away")
         if line is None:
             began = time.perf_counter()
             task = self.task(index)

@@ -32,7 +32,16 @@ from hyperball.attacks.arguments import budget_text, check_count, check_path, de
 from hyperball.attacks.battery import percent
 from hyperball.attacks.bench import Bench, Outcome, Progress, check_attack, make_bench
 from hyperball.attacks.conditions import FORMAT, PACKAGES, identify
-from hyperball.attacks.journal import Journal, RecordError, check_identity, from_tree, journal_path, read_json, to_tree
+from hyperball.attacks.journal import (
+    Journal,
+    RecordError,
+    are_numbers,
+    check_identity,
+    from_tree,
+    journal_path,
+    read_json,
+    to_tree,
+)
 from hyperball.attacks.lock import alone
 from hyperball.attacks.masking import finite, masking_checks
 from hyperball.attacks.methods.auto import seeded
@@ -132,6 +141,8 @@ def _damage(record: dict[str, Any]) -> str:
             held = entry.get(key, entry["correct"])  # a slim record has neither losses nor distances
             if not isinstance(held, str | list) or len(held) != count:
                 return f"`{key}` of {entry['attack']} is not of {count} images"
+            if isinstance(held, list) and not are_numbers(held):
+                return f"`{key}` of {entry['attack']} holds something else than numbers"
     try:
         parse_all([entry["attack"] for entry in record["attacks"]])
     except (TypeError, ValueError) as error:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import math
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from hyperball.attacks.methods.task import Verdict
 from hyperball.files import write_bytes
+from hyperball.on_disk import is_number
 
 DIGITS = 6
 SOURCE = ("source_sha256", "source_answers")  # a source may come later: nothing before depended on one
@@ -139,7 +141,13 @@ def is_line(line: Any) -> bool:
     """Whether a line of a journal holds a key, seconds and a verdict."""
     kinds = {"key": str, "correct": str, "loss": list, "distance": list, "seconds": int | float}
     sound = isinstance(line, dict) and all(isinstance(line.get(key), kind) for key, kind in kinds.items())
-    return sound and len(line["correct"]) == len(line["loss"]) == len(line["distance"])
+    lists = (line["loss"], line["distance"]) if sound else ()
+    return sound and all(len(held) == len(line["correct"]) and are_numbers(held) for held in lists)
+
+
+def are_numbers(values: Sequence[Any]) -> bool:
+    """Whether every entry is a number, or null for one that is not finite."""
+    return all(value is None or is_number(value) for value in values)
 
 
 def check_identity(path: Path, held: dict[str, Any], asked: dict[str, Any]) -> None:
@@ -172,7 +180,7 @@ def alike(held: Any, asked: Any) -> bool:
             for table in (held, asked)
         )
         within = max(held["within"], asked["within"])
-    except (KeyError, TypeError, ValueError):
+    except (KeyError, TypeError, ValueError, RuntimeError):
         return False
     if known.shape != found.shape:
         return False

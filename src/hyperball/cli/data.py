@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from hyperball._signals import terminable
 from hyperball.cli.parsing import parser
 from hyperball.cli.progress import SECONDS
 
@@ -35,5 +36,6 @@ def data(given: Sequence[str]) -> int:
     own = options.parse_args(given)
     from hyperball.data import prepare
 
-    print(prepare(own.name, own.root, own.download, progress=Downloads()))
+    with terminable():
+        print(prepare(own.name, own.root, own.download, progress=Downloads()))
     return 0

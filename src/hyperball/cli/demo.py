@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hyperball._errors import Terminated
+from hyperball._signals import terminable
 from hyperball.cli.parsing import parser
 
 if TYPE_CHECKING:
@@ -39,8 +40,9 @@ def demo(given: Sequence[str]) -> int:
     print(f"{len(CELLS)} small networks on digits and point clouds, {own.seeds} seeds each, one CPU thread", flush=True)
     folder = Path(own.runs) if own.runs else Path(tempfile.mkdtemp(prefix="hyperball-demo-"))
     try:
-        rows = [row(outcome) for outcome in run(folder, seeds=own.seeds, epochs=own.epochs, say=speak)]
-        write_page(own.out, demo_page(read_runs(folder), rows))
+        with terminable():
+            rows = [row(outcome) for outcome in run(folder, seeds=own.seeds, epochs=own.epochs, say=speak)]
+            write_page(own.out, demo_page(read_runs(folder), rows))
     except Interrupted as stop:
         # The runs are deleted: there is nothing to resume.
         raise Terminated if stop.signal_number == signal.SIGTERM else KeyboardInterrupt from None

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
+import os
 import sys
 from collections.abc import Sequence
 
@@ -39,6 +41,7 @@ def overview() -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command and return its exit code: 0 well, 1 failed, 2 a mistake of the user's, 130 interrupted."""
     given = list(sys.argv[1:] if arguments is None else arguments)
+    complete_streams()
     debug = "--debug" in given
     if given[:1] == ["--debug"]:
         given = [*given[1:], "--debug"]
@@ -53,6 +56,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         except (Exception, KeyboardInterrupt) as error:
             code = report(error, label(name), debug)
     return code
+
+
+def complete_streams() -> None:
+    """Output goes nowhere where it was closed, and has a question mark for what its encoding lacks."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 (for the rest of the process)
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
 
 
 def dispatch(name: str, given: list[str]) -> int:

@@ -84,7 +84,7 @@ class RecipeParser(jsonargparse.ArgumentParser):
         known = fields()
         changes = {key: value for key, value in flat.items() if key in known}
         for key, value in list(changes.items()):
-            if isinstance(value, dict):
+            if isinstance(value, dict) and value:  # an empty one takes the place of what a recipe has
                 changes.update({f"{key}.{part}": item for part, item in changes.pop(key).items()})
         return {key: value for key, value in flat.items() if key not in known}, changes
 

@@ -74,7 +74,7 @@ def check_markdown(own: argparse.Namespace) -> None:
         raise UsageError(f"--into fills the tables that the markers of a file name, got {' '.join(own.tables)} too")
     made = options()
     for name, given in vars(own).items():
-        if name not in ("markdown", "into", "check", "tables") and given != made.get_default(name):
+        if name not in ("markdown", "into", "check", "tables", "debug") and given != made.get_default(name):
             raise UsageError(f"--markdown trains nothing: it takes no --{name.replace('_', '-')}")
 
 

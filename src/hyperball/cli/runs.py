@@ -14,6 +14,8 @@ from hyperball.cli import recipes
 from hyperball.cli.parsing import UsageError, parser
 from hyperball.cli.progress import in_epochs, progress
 from hyperball.diagnose import jsonable
+from hyperball.files import FileError
+from hyperball.on_disk import RECORD
 from hyperball.training import Metrics, Record, read_recipe
 from hyperball.training import evaluate as measure
 from hyperball.training import resume as go_on
@@ -90,9 +92,13 @@ def say(record: Record, folder: Path) -> int:
     """The result of a run, from the first process alone."""
     if is_first_process():
         last, timing = record.results["last"], record.timing
+        if lacking := [name for name in ("samples", "loss", "epoch") if name not in last]:
+            where = folder / RECORD
+            raise FileError(f"{where}: `results.last` has no `{lacking[0]}`; remove the file to resume the run")
+        seconds = f" in {timing['seconds']:.1f} s" if "seconds" in timing else ""
         print(
             f"{folder}: {percent(last['top1'])} on {last['samples']:,} test samples, loss {decimal(last['loss'])}, "
-            f"after {in_epochs(last['epoch'])} in {timing['seconds']:.1f} s{doubt(last)}"
+            f"after {in_epochs(last['epoch'])}{seconds}{doubt(last)}"
         )
     return 0
 

@@ -148,6 +148,8 @@ def read_axis(axis: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     if kind == "list":
         return [labelled(changes_of("list", entry)) for entry in as_list("list", content)]
     columns = {key: as_list(key, values) for key, values in changes_of(kind, content).items()}
+    if not columns:
+        raise GridError(f"a {kind} must have at least one field")
     if kind == "zip" and len({len(values) for values in columns.values()}) > 1:
         raise GridError(f"the lists of a zip must be of one length, got {[len(v) for v in columns.values()]}")
     rows: Iterable[tuple[Any, ...]] = (

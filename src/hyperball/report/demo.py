@@ -88,7 +88,8 @@ def demo_page(found: Runs, rows: Sequence[DemoRow]) -> Page:
 
 
 def demo_section(name: str, rows: Sequence[DemoRow], found: Runs) -> Section:
-    runs = [tuple(run for run in found.runs if run.name.startswith(f"{row.folder}/")) for row in rows]
+    names = [{f"{row.folder}/seed-{seed}" for seed in range(len(row.last))} for row in rows]  # of this time's runs
+    runs = [tuple(run for run in found.runs if run.name in held) for held in names]
     groups = [(row.name, "", held) for row, held in zip(rows, runs, strict=True)]
     firsts = (Network(row.name, "", held[0]) for row, held in zip(rows, runs, strict=True) if held)
     charts = [

@@ -169,7 +169,7 @@ def read_published(tree: Mapping[str, Any], path: Path, name: str) -> Published:
     return Published(
         name, path.parent, clipped(tree.get("experiment")), clipped(tree.get("title", tree.get("experiment"))),
         clipped(tree.get("source", "")), clipped(tree.get("metric", "error")), scale,
-        texts([protocol])[0], (*texts(tree.get("notes")), *cut), tuple(entries),
+        next(iter(texts([protocol])), ""), (*texts(tree.get("notes")), *cut), tuple(entries),
     )  # fmt: skip
 
 

@@ -165,7 +165,7 @@ def stem(record: Curves | Features | Filters) -> str:
 
 def counted(found: Found) -> str:
     """What was found, in a sentence."""
-    if not len(found):
+    if len(found) == len(found.of(Claims)):
         return "No record was found in this folder: what follows is drawn from formulas."
     kinds = (
         (len(found.runs), "run"), (len(found.of(Published)), "published table"),
@@ -173,7 +173,7 @@ def counted(found: Found) -> str:
         (len(found.of(Bench)), "benchmark"),
     )  # fmt: skip
     parts = [f"{count:,} {word}{'' if count == 1 else 's'}" for count, word in kinds if count]
-    figures = len(found) - sum(count for count, _ in kinds)
+    figures = len(found) - len(found.of(Claims)) - sum(count for count, _ in kinds)
     parts += [f"{figures} figure{'' if figures == 1 else 's'}"] if figures else []
     return f"{', '.join(parts[:-1])}{' and ' if len(parts) > 1 else ''}{parts[-1]}."
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -109,8 +109,8 @@ class Run:
         stopped = flag.number if self.engine.world_size == 1 else (self.engine.agree(flag.number) if reports else 0)
         often = log.checkpoint_steps is not None and step % log.checkpoint_steps == 0
         if last or stopped or often or (epoch_ends and epoch % log.checkpoint_every == 0):
-            self.save()
-            clock.restart(step)
+            with clock.stopped():
+                self.save()
         if stopped and not last:
             raise Interrupted(step, self.command, stopped)
 
@@ -279,6 +279,13 @@ class Clock:
 
     def restart(self, step: int) -> None:
         self.first, self.step, self.time = False, step, time.perf_counter()
+
+    @contextmanager
+    def stopped(self) -> Iterator[None]:
+        """The block takes no time of the steps."""
+        began = time.perf_counter()
+        yield
+        self.time += time.perf_counter() - began
 
     def lap(self, step: int, batch: int) -> tuple[int, float]:
         """Images and seconds since the last lap or restart."""

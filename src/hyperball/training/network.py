@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from torch import Tensor, nn
 
@@ -66,6 +68,18 @@ def check_shape(network: nn.Module, x: Tensor, name: str) -> None:
         raise RecipeError(f"`model.name` {name!r} does not take samples of {shape} ({reason})") from error
     finally:
         network.train(mode)
+    if len(x) == 1:
+        check_alone(network, x, name)
+
+
+def check_alone(network: nn.Module, x: Tensor, name: str) -> None:
+    """Raise a RecipeError where a network cannot train on a batch of one, as statistics of one sample are none."""
+    with torch.random.fork_rng():
+        try:
+            copy.deepcopy(network).train()(x)
+        except (RuntimeError, ValueError) as error:
+            reason = str(error).strip().partition("\n")[0]
+            raise RecipeError(f"`batch_size` must be at least 2 for {name!r}, got 1 ({reason})") from error
 
 
 def build_model(config: ModelConfig, dataset: Dataset) -> nn.Module:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import Tensor, nn
 
 from hyperball.nn.learned import LearnedValue
@@ -52,14 +51,3 @@ def radius_names(model: nn.Module) -> set[str]:
     names = {name for name, _ in (*model.named_parameters(), *model.named_buffers())}
     owned = tuple(f"{name}." for name, module in model.named_modules() if isinstance(module, LearnedValue))
     return {name for name in names if name.startswith(owned) or name.rpartition(".")[2] in RADII}
-
-
-def fingerprint(model: nn.Module) -> str:
-    """SHA-256 over names, shapes and bytes of a state dict, which tells two trainings apart."""
-    import hashlib
-
-    total = hashlib.sha256()
-    for name, tensor in sorted(model.state_dict().items()):
-        total.update(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
-        total.update(tensor.detach().cpu().contiguous().view(-1).view(torch.uint8).numpy().tobytes())
-    return total.hexdigest()

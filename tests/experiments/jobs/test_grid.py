@@ -100,6 +100,8 @@ REFUSED = {
     "an unknown base": ({"base": "digts"}, "did you mean 'digits'?"),
     "a base of another kind": ({"base": 3}, "`base` must be"),
     "lists of two lengths": ({"axes": [{"zip": {"epochs": [1, 2], "batch_size": [1]}}]}, "of one length"),
+    "a zip of nothing": ({"axes": [{"zip": {}}]}, "a zip must have at least one field"),
+    "a product of nothing": ({"axes": [{"product": {}}]}, "a product must have at least one field"),
     "no list": ({"axes": {"epochs": 3}}, "`epochs` must be a list"),
     "an empty list": ({"axes": {"epochs": []}}, "must be a list with entries"),
     "no seeds": ({"seeds": 0}, "`seeds` must be"),

@@ -83,9 +83,10 @@ def seed_and_images(run_dir: Path) -> tuple[int | None, int | None]:
     except (FileError, RecipeError):
         seed = None
     try:
-        return seed, Record.read(run_dir).conditions.get("test_samples")
-    except (FileError, AttributeError):
+        total = Record.read(run_dir).conditions.get("test_samples")
+    except FileError:
         return seed, None
+    return seed, total if isinstance(total, int) else None
 
 
 def unlike(known: Mapping[str, Any], wanted: Mapping[str, Any]) -> str:

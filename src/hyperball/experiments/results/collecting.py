@@ -28,7 +28,7 @@ from hyperball.experiments.results.annotation import annotate
 from hyperball.experiments.results.comparison import as_data, compare, doubts_of
 from hyperball.experiments.scales import Scale
 from hyperball.experiments.table import Draw, Experiment
-from hyperball.experiments.tables import whole_of
+from hyperball.experiments.tables import TRAINED, whole_of
 from hyperball.files import FileError, read_tree, write_bytes, write_json
 from hyperball.on_disk import METRICS, RECIPE, RECORD
 from hyperball.training.storage.record import Record, encoded, read_metrics, thinned
@@ -273,13 +273,26 @@ def lost_series(path: Path, picture: Mapping[str, Any]) -> list[str]:
     return [name for name in held if name not in names]
 
 
+def table_file(experiment: Experiment) -> str:
+    """The name of a table's numbers beside its records; tables of one family lie in one folder."""
+    return TABLE if experiment.family is None else f"{experiment.name}.json"
+
+
+def kept_table(results: Path, name: str, scale: str) -> Path:
+    """Where a folder of results keeps the numbers of a table, which need not be one of ours."""
+    found = TRAINED[name]() if name in TRAINED else None
+    if found is None:
+        return results / f"{name}-{scale}" / TABLE
+    return results / f"{found.family or name}-{scale}" / table_file(found)
+
+
 def write_table(experiment: Experiment, scale: Scale, folder: Path, shrinks: bool = True) -> str:
     """Write table.json: every number of the table beside what the folder's records say, over all seeds found there.
 
     Unless it `shrinks`, a table that holds more is left as it is, which is said.
     """
     jobs = jobs_of(experiment, seeds_in(folder), folder)
-    path = folder / (TABLE if experiment.family is None else f"{experiment.name}.json")
+    path = folder / table_file(experiment)
     tree = as_data(experiment, scale, compare(experiment, jobs), doubts_of(experiment, jobs))
     lost = [] if shrinks else fewer(path, tree)
     if lost:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from hyperball.experiments.claims import Claim, Evidence
-from hyperball.experiments.results.collecting import TABLE
+from hyperball.experiments.results.collecting import kept_table
 from hyperball.files import FileError, read_tree
 from hyperball.on_disk import is_number
 
@@ -17,11 +17,12 @@ def outdated(claim: Claim, results: Path) -> list[str]:
     """What a claim tells otherwise than the table that is kept beside it, a sentence each."""
     if not claim.numbers:
         return []
-    path = results / f"{claim.table}-{claim.scale}" / TABLE
+    path = kept_table(results, claim.table, claim.scale)
     try:
-        lines = read_tree(path).get("numbers")
+        tree = read_tree(path)
     except FileError as error:
-        return [f"its numbers cannot be looked up: {error}"]
+        return [f"its numbers cannot be looked up: {path}: {error}"]
+    lines = tree.get("numbers") if isinstance(tree, Mapping) else None
     lines = [line for line in lines if isinstance(line, Mapping)] if isinstance(lines, list) else []
     now = {told: words(numbers_of(evidence, lines)) for told, evidence in claim.numbers.items()}
     return [

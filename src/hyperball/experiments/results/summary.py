@@ -19,11 +19,11 @@ METRICS = (("last", "top1"), ("first_epoch", "top1"), ("best", "top1"), ("last",
 def summarize(jobs: Sequence[Job], ends: Sequence[End]) -> dict[str, Any]:
     """The grid in plain data: one entry a label, and every cell that is not done with its reason."""
     missing = unfinished(jobs, ends)
-    labels: dict[str, list[Record]] = {}
+    labels: dict[str, list[tuple[int, Record]]] = {}
     for job in jobs:
         group = labels.setdefault(job.cell.label or "base", [])
         if job.cell.name not in missing:
-            group.append(Record.read(job.folder))
+            group.append((job.cell.seed, Record.read(job.folder)))
     return {
         "cells": len(jobs),
         "done": len(jobs) - len(missing),
@@ -31,11 +31,11 @@ def summarize(jobs: Sequence[Job], ends: Sequence[End]) -> dict[str, Any]:
         "results": [
             {
                 "label": label,
-                "seeds": [r.recipe["seed"] for r in records],
-                "diverged": [r.recipe["seed"] for r in records if r.status == DIVERGED],
-                **results(records),
+                "seeds": [seed for seed, _ in found],
+                "diverged": [seed for seed, record in found if record.status == DIVERGED],
+                **results([record for _, record in found]),
             }
-            for label, records in labels.items()
+            for label, found in labels.items()
         ],
     }
 
@@ -65,7 +65,7 @@ def results(records: Sequence[Record]) -> dict[str, Any]:
             "values": values,
             "nonfinite": nonfinite,
         }
-    seconds = [record.timing["seconds"] for record in records]
+    seconds = [record.timing["seconds"] for record in records if "seconds" in record.timing]
     return {**found, "seconds": statistics.fmean(seconds) if seconds else None}
 
 

@@ -20,12 +20,14 @@ import torch
 from hyperball._version import versions
 from hyperball.diagnose import jsonable
 from hyperball.files import FileError, first_line, read_tree, write_bytes, write_json
-from hyperball.on_disk import DIVERGED, FORMAT, RECIPE, RECORD
+from hyperball.on_disk import DIVERGED, FORMAT, RECIPE, RECORD, is_number
 from hyperball.training.recipe import Recipe
 from hyperball.verdicts import ends_at_chance
 
 PACKAGES = ("torch", "numpy", "lightning-fabric", "safetensors", "torchvision", "timm", "triton")
 CONDITIONS = "conditions"
+FORMS: dict[str, type] = {"status": str, "results": object, "notes": list, "format": int, "curve": list}  # else dict
+WORDS: dict[type, str] = {str: "a text", list: "a list", int: "a whole number", dict: "an object"}
 Item = TypeVar("Item")
 
 
@@ -92,6 +94,12 @@ def fields_in(tree: Any) -> dict[str, Any]:
     foreign = [name for name in tree if name not in known]
     if foreign:
         raise FileError(f"`{foreign[0]}` is no field of a record")
+    for name, value in tree.items():
+        form = FORMS.get(name, dict)
+        if not isinstance(value, form):
+            raise FileError(f"`{name}` must be {WORDS[form]}, got {reprlib.repr(value)}")
+    if not is_number(tree["timing"].get("seconds", 0.0)):
+        raise FileError(f"`timing.seconds` must be a number, got {reprlib.repr(tree['timing']['seconds'])}")
     return tree
 
 
@@ -101,7 +109,9 @@ def check_results(results: Any) -> None:
     if not isinstance(last, dict) or "top1" not in last:
         raise FileError("`results.last` must hold an evaluation's metrics; remove the file to resume the run")
     for which, metrics in all_results(results).items():
-        for name, value in metrics.items() if isinstance(metrics, dict) else ():
+        if not isinstance(metrics, dict | None):
+            raise FileError(f"`results.{which}` must hold metrics, got {reprlib.repr(metrics)}")
+        for name, value in (metrics or {}).items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
                 raise FileError(f"`results.{which}.{name}` must be a number, got {reprlib.repr(value)}")
 
