@@ -52,13 +52,16 @@ def test_a_record_of_another_recipe_than_beside_it_is_named_and_not_counted(tiny
     assert said in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("tree", [None, [], {"epochs": "x"}])
-def test_a_record_whose_recipe_cannot_be_read_is_not_counted(tiny, tmp_path, tree):
+@pytest.mark.parametrize(
+    "tree, said",
+    [(None, "`recipe` must be an object"), ([], "`recipe` must be an object"), ({"epochs": "x"}, "cannot be read")],
+)
+def test_a_record_whose_recipe_cannot_be_read_is_not_counted(tiny, tmp_path, tree, said):
     job = jobs_of(tiny, [0], tmp_path)[0]
     write_record(job, recipe=None)
     held = json.loads((job.folder / "record.json").read_text())
     write_json(job.folder / "record.json", {**held, "recipe": tree})
-    assert "cannot be read" in job.missing()
+    assert said in job.missing()
 
 
 def test_what_does_not_determine_numbers_may_differ_in_a_record(tiny, tmp_path):
