@@ -58,9 +58,19 @@ def parse(given: Sequence[str]) -> argparse.Namespace:
     own = options.parse_args(given)
     if own.into is not None and own.markdown is None:
         raise UsageError("--into needs --markdown FILE")
+    if own.markdown is not None:
+        check_nothing_else(own)
     if not all(text.strip() for text in own.cases):
         raise UsageError("--cases needs a text that a case holds, as PGD, got an empty one")
     return own
+
+
+def check_nothing_else(own: argparse.Namespace) -> None:
+    """Refuse what only a measurement has a use for."""
+    for name, given in vars(own).items():
+        if name not in ("markdown", "into", "debug") and given:
+            said = " ".join(given) if name == "sections" else f"--{name.replace('_', '-')}"
+            raise UsageError(f"--markdown measures nothing: it takes no {said}")
 
 
 def chosen(names: Sequence[str]) -> list[str]:
